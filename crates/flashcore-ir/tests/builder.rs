@@ -416,7 +416,7 @@ fn every_method() -> Kernel {
     let accumulator = [k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32), k.copy(0.0f32)];
     k.mma(MmaShape::M16N8K8, &accumulator, &a, &a[..1]);
     k.mma(MmaShape::M16N8K4, &accumulator, &[tensor, tensor], &[tensor]);
-    k.mma_fp8([Fp8::E4m3, Fp8::E5m2], &[x; 4], &[word; 4], &[word; 2]);
+    k.mma_fp8([Fp8::E4m3, Fp8::E5m2], &accumulator, &[word; 4], &[word; 2]);
 
     let layout = MatrixLayout { swizzle: Swizzle::Bytes128, leading_bytes: 0, stride_bytes: 1024 };
     let descriptor = k.matrix_descriptor(shared, layout);

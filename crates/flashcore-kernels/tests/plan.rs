@@ -30,7 +30,8 @@ fn a_problem_that_fits_has_a_plan() {
 #[test]
 fn each_thing_a_kernel_lacks_is_a_reason() {
     let has: &[DType] = &[DType::F16, DType::Bf16];
-    check(|problem| problem.dtype = DType::F32, &[Reason::DType { kernel: KERNEL, dtype: DType::F32, has }]);
+    check(|problem| problem.dtype = DType::F64, &[Reason::DType { kernel: KERNEL, dtype: DType::F64, has }]);
+    check(|problem| problem.dtype = DType::F32, &[Reason::Tf32 { config: Config::ampere() }]);
     let dim = |argument, dim| Reason::Dim { kernel: KERNEL, argument, dim, multiple: 8, most: 256 };
     check(|problem| problem.head_dim = 81, &[dim("head_dim", 81)]);
     check(|problem| problem.value_dim = 264, &[dim("value_dim", 264)]);

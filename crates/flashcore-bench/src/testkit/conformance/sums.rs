@@ -1,6 +1,8 @@
 //! The bits that the tensor cores of a recorded GPU keep when they add: the one number of
 //! [`TensorSum::Truncating`] that repeats its results.
 
+use core::ops::RangeInclusive;
+
 use flashcore_sim::TensorSum;
 
 use super::executor::{Executor, SimExecutor};
@@ -8,8 +10,6 @@ use super::hash::from_base64;
 use super::record::{OutputRecord, Record, RecordError, cases_of, simulated_arch};
 use flashcore_ir::Arch;
 
-/// Bits below the largest exponent that are tried.
-const FRACTIONS: core::ops::RangeInclusive<u32> = 8..=30;
 /// Cases whose terms differ much in size.
 const TELLING: [&str; 3] = ["normal", "wide", "no accumulator"];
 
@@ -31,8 +31,8 @@ impl SumFit {
     }
 }
 
-/// Fits the model to the sums in `f32` of a record.
-pub fn fit_sums(record: &Record) -> Result<Vec<SumFit>, RecordError> {
+/// Fits the model to the sums in `f32` of a record: tries so many bits below the largest exponent.
+pub fn fit_sums(record: &Record, fractions: RangeInclusive<u32>) -> Result<Vec<SumFit>, RecordError> {
     let target: Arch = record.header.target.parse()?;
     let mut fits: Vec<SumFit> = Vec::new();
     for case in cases_of(target) {
@@ -52,7 +52,7 @@ pub fn fit_sums(record: &Record) -> Result<Vec<SumFit>, RecordError> {
             error: Box::new(errors.swap_remove(0)),
         })?;
         let index = fits.iter().position(|fit| fit.product == product).unwrap_or_else(|| {
-            let differing = FRACTIONS.map(|fraction| (fraction, 0)).collect();
+            let differing = fractions.clone().map(|fraction| (fraction, 0)).collect();
             fits.push(SumFit { product: product.to_owned(), elements: 0, differing });
             fits.len() - 1
         });
