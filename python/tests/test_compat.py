@@ -160,7 +160,7 @@ def test_kvcache(device, module, causal):
     )  # fmt: skip
     tables = host(cos), host(sin)
     for b, length in enumerate(lengths):
-        place = length - left[b] + np.arange(new)
+        place = length + np.arange(new)  # padding counts, as in FlashAttention
         fresh = rotate(host(k[b]), *tables, place, False)
         query = rotate(host(q[b]), *tables, place if causal else place * 0 + place[0], False)
         keys = np.concatenate([before[0][b, left[b] : length], fresh])
