@@ -140,6 +140,8 @@ def miss_kvcache_forward(
         raise InvalidArgument("rotary_cos is given without k; the rotary embedding is applied when k is appended")
     if k is not None and cache_seqlens is None:
         raise InvalidArgument("k is given without cache_seqlens, which says where it goes")
+    if cache_seqlens is not None and cache_seqlens.dtype not in (torch.int32, torch.uint32):
+        raise InvalidArgument(f"cache_seqlens is {cache_seqlens.dtype}; it must be torch.int32: convert it")
     is_packed = cu_seqlens_q is not None
     out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)
     operands = operands_of(
