@@ -86,6 +86,7 @@ def test_keys_tell_calls_apart(make):
         (q, k[:, :, :2], k[:, :, 2:], None, False, -1, -1, 0.0),
         (q, k, k[..., :32], None, False, -1, -1, 0.0),
         (q[:1], k[:1], k[:1], None, False, -1, -1, 0.0),
+        (q, k.transpose(1, 2).contiguous().transpose(1, 2), k, None, False, -1, -1, 0.0),  # other strides alone
     ]
     for _ in range(2):
         for arguments in calls:

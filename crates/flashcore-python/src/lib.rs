@@ -11,7 +11,7 @@
 //! object matters, and tensors are read by DLPack's C exchange table where torch has it, else by attributes. Functions of
 //! `libflashcore` are addresses too, and two versions of it can live beside each other.
 //!
-//! Nothing is global: an operation belongs to the interpreter that made it. The table is behind a lock that is only tried,
+//! Nothing is global: an operation belongs to the interpreter that made it. A lock guards the table, which is only tried,
 //! never waited for: a call that finds it taken, in another thread or since before a fork, goes the Python way.
 
 #![expect(unsafe_code, reason = "objects of Python are raw pointers")]

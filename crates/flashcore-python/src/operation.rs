@@ -45,7 +45,7 @@ struct Operation {
     launches: Mutex<HashMap<Box<[u64]>, Arc<Launch>, BuildWordHasher>>,
 }
 
-/// What became of a launch.
+/// Result of a launch.
 enum Outcome {
     /// The result, or null with an error set.
     Done(Ref),
@@ -285,7 +285,7 @@ impl Operation {
                 return self.leave(given);
             };
             let Some(words) = key.words() else { return self.slow(given, None) };
-            // Only tried: a lock that is taken may belong to a thread that a fork has left behind.
+            // Only tried: a lock that is taken may belong to a thread that does not exist after a fork.
             let launch = match self.launches.try_lock() {
                 Ok(launches) => launches.get(words).cloned(),
                 Err(_) => return self.slow(given, None),
