@@ -1,4 +1,4 @@
-"""Builds the wheel from a libflashcore.so, with the standard library alone.
+"""Builds the wheel from a libflashcore.so and the libflashcore_python.so beside it, with the standard library alone.
 
     python/build_wheel.py LIBRARY FOLDER [--allow-newer-glibc]
 
@@ -121,8 +121,15 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--allow-newer-glibc", action="store_true")
     options = parser.parse_args()
-    check_needed(options.library)
-    glibc, newer = newer_symbols(options.library)
+    helper = os.path.join(os.path.dirname(options.library), "libflashcore_python.so")
+    if not os.path.exists(helper):
+        sys.exit(f"{helper} is not there; build it with: cargo build --release -p flashcore-python")
+    libraries = {"libflashcore.so": options.library, "libflashcore_python.so": helper}
+    needs = []
+    for library in libraries.values():
+        check_needed(library)
+        needs.append(newer_symbols(library))
+    glibc, newer = max(highest for highest, _ in needs), sorted({name for _, names in needs for name in names})
     if newer and not options.allow_newer_glibc:
         sys.exit(
             f"{options.library} needs glibc {glibc[0]}.{glibc[1]} for {', '.join(newer)}; a manylinux_2_28 wheel may need "
@@ -138,10 +145,11 @@ def main():
     for name, file in package_files():
         wheel.add(name, read(file))
     with tempfile.TemporaryDirectory() as folder:
-        stripped = os.path.join(folder, "libflashcore.so")
-        shutil.copyfile(options.library, stripped)
-        run("strip", "--strip-unneeded", stripped)
-        wheel.add("flashcore/libflashcore.so", read(stripped), is_program=True)
+        for name, library in libraries.items():
+            stripped = os.path.join(folder, name)
+            shutil.copyfile(library, stripped)
+            run("strip", "--strip-unneeded", stripped)
+            wheel.add(f"flashcore/{name}", read(stripped), is_program=True)
     page = os.path.join(ROOT, "docs", "pytorch.md")
     description = read(page).decode() if os.path.exists(page) else ""
     wheel.add(f"{info}/METADATA", (METADATA.format(version=version()) + description).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import NoReturn, Optional
+from typing import Dict, NoReturn, Optional, Tuple
 
 from ._errors import FlashcoreError, of_status
 
@@ -51,6 +51,7 @@ class Problem(Structure):
         + [(f"{tensor}_strides", Strides) for tensor in ("query", "key", "value", "output")]
         + _ints("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table")
         + _words("total_q", "total_k", "kv_batch", "page_size", "num_pages", "table_width", "table_stride")
+        + _ints("lse_base", "lse_without_sink")
     )
 
 
@@ -67,6 +68,20 @@ class AppendProblem(Structure):
             (f"{tensor}_strides", Strides)
             for tensor in ("query", "query_output", "key", "value", "key_cache", "value_cache")
         ]
+    )
+
+
+class KvCacheProblem(Structure):
+    """flashcore_kvcache_problem_t"""
+
+    _fields_ = (
+        _words("struct_size", "new_length", "total_new")
+        + _ints("rotary", "rotary_seqlens")
+        + _words("rotary_dim", "max_position", "table_stride")
+        + _ints("table_dtype", "qk_norm")
+        + [("norm_eps", c_float)]
+        + _ints("reserved")
+        + [(f"{tensor}_strides", Strides) for tensor in ("new_key", "new_value")]
     )
 
 
@@ -95,6 +110,13 @@ APPEND_TENSORS = {
     for index, name in enumerate(
         ["struct_size", "key", "value", "key_cache", "value_cache", "slot_mapping", "query", "query_output"]
         + ["positions", "cos", "sin", "query_norm", "key_norm", "tokens"]
+    )
+}
+KVCACHE_TENSORS = {
+    name: index
+    for index, name in enumerate(
+        ["struct_size", "new_key", "new_value", "cu_seqlens_k_new", "rotary_seqlens", "cos", "sin"]
+        + ["query_norm", "key_norm"]
     )
 }
 MERGE_TENSORS = {
@@ -127,8 +149,27 @@ APPEND_INPUTS = _host(
     "key", "value", "slot_mapping", "query", "positions", "cos", "sin", "query_norm", "key_norm"
 )
 APPEND_OUTPUTS = _host("key_cache", "value_cache", "value.offset", "query")
+KVCACHE_INPUTS = _host("cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm")
+KVCACHES = _host("key_cache", "value_cache", "value.offset")
 MERGE_INPUTS = {"struct_size": 0, "part_outputs": 1, "part_lses": 2, "": 3}
 MERGE_OUTPUTS = _host("output", "lse")
+
+
+Words = Dict[str, int]
+
+
+def joined(*structs: "Tuple[Words, Dict[str, str]]") -> "Tuple[Words, Tuple[int, ...]]":
+    """Structs one after the other: the words of all of them, some under other names, and the number of words of each."""
+    words: Words = {}
+    sizes, start = [], 0
+    for table, names in structs:
+        size = table.get("", len(table))
+        for name, word in table.items():
+            if name not in ("", "struct_size"):
+                words[names.get(name, name)] = start + word
+        sizes.append(size)
+        start += size
+    return words, tuple(sizes)
 
 
 def path() -> str:
@@ -165,6 +206,19 @@ def _load(file: str) -> ctypes.CDLL:
         "append_launch": (status, [plan, address, address]),
         "append_run_host": (status, [plan, address, address]),
         "append_destroy": (status, [plan]),
+        "kvcache_problem_init": (status, [POINTER(KvCacheProblem), POINTER(Problem), word]),
+        "kvcache_create": (
+            status, [POINTER(Problem), POINTER(KvCacheProblem), c_int32, c_int32, POINTER(plan)],
+        ),
+        "kvcache_launch": (status, [plan, address, address, address]),
+        "kvcache_workspace_bytes": (word, [plan]),
+        "kvcache_run_host": (status, [plan, address, address, address, address]),
+        "kvcache_destroy": (status, [plan]),
+        "continue_create": (status, [POINTER(Problem), c_int32, c_int32, POINTER(plan)]),
+        "continue_launch": (status, [plan, address, address]),
+        "continue_workspace_bytes": (word, [plan]),
+        "continue_run_host": (status, [plan, address, address]),
+        "continue_destroy": (status, [plan]),
         "merge_problem_init": (status, [POINTER(MergeProblem)] + [word] * 4 + [c_int32]),
         "merge_create": (status, [POINTER(MergeProblem), c_int32, c_int32, POINTER(plan)]),
         "merge_launch": (status, [plan, address, address]),

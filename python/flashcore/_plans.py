@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import os
 import threading
-from ctypes import addressof, byref, c_uint64, c_void_p
+from ctypes import addressof, byref, c_uint64, c_void_p, cast
 from struct import Struct
-from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, NamedTuple, Optional, Sequence, Tuple
 
 from . import _library as lib
 
-_run_host = lib.LIBRARY.flashcore_plan_run_host
-_launch = lib.LIBRARY.flashcore_plan_launch_tensors
+class Functions(NamedTuple):
+    """Functions of the library for one kind of plan."""
+
+    run_host: Any
+    launch: Any
+    destroy: Any
+    workspace_bytes: Any = None
+
+
+def _functions(kind: str, has_workspace: bool) -> Functions:
+    names = ["run_host", "launch_tensors" if kind == "plan" else "launch", "destroy"]
+    if has_workspace:
+        names.append("workspace_bytes")
+    return Functions(*(getattr(lib.LIBRARY, f"flashcore_{kind}_{name}") for name in names))
+
+
+ATTENTION, CONTINUE, KVCACHE = (_functions(kind, True) for kind in ("plan", "continue", "kvcache"))
+APPEND, MERGE = _functions("append", False), _functions("merge", False)
 
 
 class Plan:
@@ -26,49 +42,53 @@ class Plan:
 
     __slots__ = (
         "handle", "device", "ordinal", "operands", "workspace_bytes", "is_used", "is_captured", "problem",
-        "_call", "_destroy", "_words", "_template", "_split", "_places", "_free", "_is_host", "_pack",
+        "_call", "_destroy", "_words", "_template", "_structs", "_places", "_free", "_is_host", "_pack",
         "out_shape",
     )  # fmt: skip
 
     def __init__(
         self,
         handle: int,
-        device: int,
-        ordinal: int,
-        functions: "Tuple[Callable, Callable, Callable]",
-        operands: "Sequence[Tuple[str, int, int]]",
-        constants: "Sequence[Tuple[int, int]]",
-        sizes: "Tuple[int, int]",
-        workspace_bytes: int = 0,
+        place: "Tuple[int, int]",
+        functions: Functions,
+        structs: "Tuple[lib.Words, Tuple[int, ...]]",
+        operands: "Sequence[Tuple[str, Optional[int]]]",
+        constants: "Dict[str, int]",
         problem: Any = None,
         is_host: bool = True,
     ) -> None:
-        """`operands` are (name, word of the address, bytes); host structs have the bytes in the word after the address."""
-        run_host, launch, self._destroy = functions
-        self.handle, self.device, self.ordinal = handle, device, ordinal
-        self._call = run_host if is_host else launch
+        """`structs` are those of `lib.joined`, `operands` (name, bytes): host structs have the bytes after an address."""
+        self.handle, (self.device, self.ordinal) = handle, place
+        self._destroy = functions.destroy
+        self._call = functions.run_host if is_host else functions.launch
         self._is_host = is_host
-        self.operands = tuple(name for name, _, _ in operands)
-        self._places = tuple(word for _, word, _ in operands)
-        self.workspace_bytes = workspace_bytes
+        words, sizes = structs
+        entries = list(operands)
+        self.workspace_bytes = 0
+        if functions.workspace_bytes is not None and not is_host:
+            self.workspace_bytes = functions.workspace_bytes(handle)
+            if self.workspace_bytes:
+                entries.append(("workspace", self.workspace_bytes))
+        self.operands = tuple(name for name, _ in entries)
+        self._places = tuple(words[name] for name in self.operands)
         self.is_used, self.is_captured = False, False
         self.problem = problem
         self.out_shape: Any = None
         # Addresses side by side, as in a launch without further operands, are written by one call.
-        is_dense = self._places == tuple(range(1, len(operands) + 1))
-        self._pack = Struct(f"={len(operands)}Q").pack_into if is_dense else None
-        count = sum(sizes)
-        self._split = sizes[0]
-        template = [0] * count
-        template[0] = 8 * sizes[0]
-        if sizes[1]:
-            template[sizes[0]] = 8 * sizes[1]
-        for word, value in constants:
-            template[word] = value
+        is_dense = self._places == tuple(range(1, len(entries) + 1))
+        self._pack = Struct(f"={len(entries)}Q").pack_into if is_dense else None
+        template = [0] * sum(sizes)
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        for start, size in zip(starts, sizes):
+            template[start] = 8 * size
+        for name, value in constants.items():
+            template[words[name]] = value
         if is_host:
-            for _, word, size in operands:
-                template[word + 1] = size
-        self._words = c_uint64 * count
+            for name, size_of in entries:
+                if size_of is not None:
+                    template[words[name] + 1] = size_of
+        self._structs = tuple(starts)
+        self._words = c_uint64 * len(template)
         self._template = tuple(template)
         self._free: list = []
 
@@ -80,20 +100,35 @@ class Plan:
         except IndexError:
             words = self._words(*self._template)
             first = addressof(words)
-            entry = (words, first, first + 8 * self._split)
-        words, first, second = entry
+            entry = (words, tuple(first + 8 * start for start in self._structs))
+        words, structs = entry
         if self._pack is not None:
             self._pack(words, 8, *addresses)
         else:
             for place, address in zip(self._places, addresses):
                 words[place] = address
         if self._is_host:
-            status = self._call(self.handle, first, second)
+            status = self._call(self.handle, *structs)
         else:
-            status = self._call(self.handle, stream, first)
+            status = self._call(self.handle, stream, *structs)
         if status:
             lib.fail(status)
         self._free.append(entry)
+
+    def launch(
+        self, sources: "Dict[str, int]", outputs: "Sequence[Tuple[Any, int]]", returns_tuple: bool
+    ) -> "Tuple[Any, ...]":
+        """What libflashcore_python needs to launch the plan: see crates/flashcore-python/src/launch.rs.
+
+        `sources` has the place of each operand among arguments and outputs, which are (shape, kind).
+        """
+        places: "list[int]" = []
+        for place, name in zip(self._places, self.operands):
+            places += [place, sources[name]]
+        return (
+            cast(self._call, c_void_p).value, self.handle, self._structs if self._is_host else (-1, *self._structs),
+            bytes(self._words(*self._template)), tuple(places), tuple(outputs), returns_tuple, self,
+        )  # fmt: skip
 
     def describe(self) -> str:
         """Problem, device and kernel."""
@@ -116,6 +151,8 @@ class PlanCache:
         self.plans: "Dict[Hashable, Plan]" = {}
         self.find = self.plans.get
         self.capacity = capacity
+        # Called when plans go: tables beside this one have to forget them.
+        self.on_eviction: "list[Callable[[], None]]" = []
         self._lock = threading.RLock()
         # A thread that holds the lock does not exist in a forked child.
         os.register_at_fork(after_in_child=self._after_fork)
@@ -152,6 +189,8 @@ class PlanCache:
             # All of them were in use: the oldest ones go.
             oldest = [key for key, plan in self.plans.items() if not plan.is_captured][:wanted]
             evicted = [self.plans.pop(key) for key in oldest]
+        for forget in self.on_eviction:
+            forget()
         for ordinal in {plan.ordinal for plan in evicted if plan.device == lib.CUDA}:
             _wait_for_gpu(ordinal)
         for plan in evicted:
@@ -161,6 +200,8 @@ class PlanCache:
     def clear(self) -> None:
         """Forgets all plans."""
         with self._lock:
+            for forget in self.on_eviction:
+                forget()
             for plan in self.plans.values():
                 _Retired.add(plan)
             self.plans.clear()
@@ -220,14 +261,8 @@ def create(problem: lib.Problem, device: int, ordinal: int, config: "Optional[st
     return handle.value or 0
 
 
-ATTENTION = (_run_host, _launch, lib.LIBRARY.flashcore_plan_destroy)
-APPEND = (
-    lib.LIBRARY.flashcore_append_run_host,
-    lib.LIBRARY.flashcore_append_launch,
-    lib.LIBRARY.flashcore_append_destroy,
-)
-MERGE = (
-    lib.LIBRARY.flashcore_merge_run_host,
-    lib.LIBRARY.flashcore_merge_launch,
-    lib.LIBRARY.flashcore_merge_destroy,
-)
+def create_continuation(problem: lib.Problem, place: "Tuple[int, int]") -> int:
+    """A plan of the library that continues from an output and an LSE."""
+    handle = c_void_p()
+    lib.check(lib.LIBRARY.flashcore_continue_create(byref(problem), *place, byref(handle)))
+    return handle.value or 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from ctypes import byref, sizeof
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from . import _library as lib
 from ._errors import InvalidArgument, Unsupported
-from ._plans import ATTENTION, Plan, create
+from ._plans import ATTENTION, CONTINUE, Functions, Plan, create, create_continuation
 
 
 class Tensor(NamedTuple):
@@ -134,6 +134,22 @@ def attention_plan(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, operands: "Dict[str, Tensor]"
 ) -> Plan:
     """Checks everything and makes the plan; its operands are query, key, value, output, lse, then `operands` in order."""
+    problem = attention_problem(q, k, v, out, options, operands)
+    return plan_of(problem, q, k, v, out, options, operands, ATTENTION)
+
+
+def continue_plan(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, operands: "Dict[str, Tensor]"
+) -> Plan:
+    """Like `attention_plan`; output and LSE are read and replaced."""
+    problem = attention_problem(q, k, v, out, options, operands)
+    return plan_of(problem, q, k, v, out, options, operands, CONTINUE)
+
+
+def attention_problem(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, operands: "Dict[str, Tensor]"
+) -> lib.Problem:
+    """Checks everything and fills the problem."""
     if q.dtype not in lib.ITEM_BYTES:
         raise InvalidArgument(
             f"q is {dtype_name(q.dtype)}; it must be float16, bfloat16, float32 or, on the CPU, float64: convert it"
@@ -233,7 +249,7 @@ def attention_plan(
         check_operand(name, tensor, shapes[name], device)
         setattr(problem, "alibi" if name == "alibi_slopes" else name, 1)
 
-    return plan_of(problem, device, q, k, v, out, options, operands)
+    return problem
 
 
 def _check_bias(bias: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]") -> None:
@@ -248,46 +264,48 @@ def _check_bias(bias: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]
         raise check(f"bias has strides {tuple(bias.strides)}; they must not be negative: copy it")
 
 
+_HOST = lib.joined((lib.INPUTS, {}), (lib.OUTPUTS, {}))
+_DEVICE = lib.joined((lib.DEVICE_TENSORS, {}))
+
+
+def constants_of(operands: "Dict[str, Tensor]") -> "Dict[str, int]":
+    """Words of the structs that are no addresses: the strides of a bias."""
+    if "bias" not in operands:
+        return {}
+    bias = operands["bias"]
+    return {
+        f"bias_strides.{dimension}": stride if size > 1 else 0
+        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides)
+    }
+
+
+def sizes_of(problem: lib.Problem, tensors: "Dict[str, Tensor]", has_lse: bool, operands: "Dict[str, Tensor]") -> "List[Tuple[str, int]]":
+    """Bytes of all operands: `tensors`, the LSE if there is one, then `operands`, whose elements have 4 bytes."""
+    item = lib.ITEM_BYTES[problem.dtype]
+    sizes = [(name, item * extent(tensor.shape, tensor.strides)) for name, tensor in tensors.items()]
+    if has_lse:
+        rows = problem.total_q if problem.cu_seqlens_q else problem.batch * problem.query_length
+        sizes.append(("lse", 4 * rows * problem.query_heads))
+    return sizes + [(name, 4 * extent(tensor.shape, tensor.strides)) for name, tensor in operands.items()]
+
+
 def plan_of(
     problem: lib.Problem,
-    device: "Tuple[int, int]",
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
     options: Options,
     operands: "Dict[str, Tensor]",
+    functions: Functions,
 ) -> Plan:
     """The plan of a problem whose fields are complete."""
-    kind, ordinal = options.run_on or device
-    is_host = device[0] == lib.CPU
-    places = lib.INPUTS if is_host else lib.DEVICE_TENSORS
-    constants = []
-    if "bias" in operands:
-        bias = operands["bias"]
-        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides):
-            constants.append((places[f"bias_strides.{dimension}"], stride if size > 1 else 0))
-    item = lib.ITEM_BYTES[problem.dtype]
-    lse_rows = problem.total_q * problem.query_heads if problem.cu_seqlens_q else (
-        problem.batch * problem.query_heads * problem.query_length
-    )
-    tensors = [("query", q), ("key", k), ("value", v), ("output", out)]
-    sizes = [(name, item * extent(tensor.shape, tensor.strides)) for name, tensor in tensors]
-    if options.lse:
-        sizes.append(("lse", 4 * lse_rows))
-    sizes += [(name, 4 * extent(tensor.shape, tensor.strides)) for name, tensor in operands.items()]
-    handle = create(problem, kind, ordinal, options.config)
-    workspace = 0
-    if is_host:
-        split, second = lib.INPUTS[""], lib.OUTPUTS[""]
-        words = {**lib.INPUTS, **{name: split + word for name, word in lib.OUTPUTS.items()}}
-    else:
-        split, second, words = len(lib.DEVICE_TENSORS), 0, lib.DEVICE_TENSORS
-        workspace = lib.LIBRARY.flashcore_plan_workspace_bytes(handle)
-        if workspace:
-            sizes.append(("workspace", workspace))
-    entries = [(name, words[name], size) for name, size in sizes]
-    return Plan(handle, kind, ordinal, ATTENTION, entries, constants, (split, second), workspace, problem, is_host)
+    place = options.run_on or q.device
+    is_host = q.device[0] == lib.CPU
+    handle = create_continuation(problem, place) if functions is CONTINUE else create(problem, *place, options.config)
+    sizes = sizes_of(problem, {"query": q, "key": k, "value": v, "output": out}, options.lse, operands)
+    structs = _HOST if is_host else _DEVICE
+    return Plan(handle, place, functions, structs, sizes, constants_of(operands), problem, is_host)
 
 
 def refuse(what: str, instead: str) -> Unsupported:

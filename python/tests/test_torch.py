@@ -293,6 +293,21 @@ def test_merge(device):
     close(host(ops.merge(parts[:1], lses[:1])[0]), host(parts[0]), "float16")
 
 
+def test_continue(device):
+    q, k, v = randn(device, 2, 130, 4, 64), randn(device, 2, 500, 2, 64), randn(device, 2, 500, 2, 64)
+    used = ints(device, [100, 41])
+    out, lse = torch.zeros_like(q), torch.full((2, 4, 130), -float("inf"), device=device)
+    ops.continue_forward(q, k[:, 400:], v[:, 400:], out, lse, seqused_k=used)
+    ops.continue_forward(q, k[:, :400], v[:, :400], out, lse)
+    for b, count in enumerate([100, 41]):
+        keys, values = (np.concatenate([host(x[b, :400]), host(x[b, 400 : 400 + count])]) for x in (k, v))
+        expected, expected_lse = attend(host(q[b]), keys, values)
+        close(host(out[b]), expected, "float16")
+        close(host(lse[b]), expected_lse, "float16", "lse")
+    with pytest.raises(flashcore.InvalidArgument, match="lse has strides"):
+        ops.continue_forward(q, k, v, out, lse.transpose(1, 2).contiguous().transpose(1, 2))
+
+
 def samples(device):
     q, k, v = (randn(device, 2, 70, 4, 64) for _ in "qkv")
     lengths = [60, 80]
@@ -310,13 +325,14 @@ def samples(device):
         "kvcache_forward": (
             (q[:, :1], k.clone(), v.clone(), k[:, :1], v[:, :1], ints(device, [6, 9]), cos, sin), {"causal": True},
         ),
+        "continue_forward": ((q, k, v, torch.zeros_like(q), torch.zeros(2, 4, 70, device=device)), {"causal": True}),
         "append": ((packed_q, packed_q, k.clone(), v.clone(), slots), {}),
         "merge": ((q, torch.randn(2, 4, 70, device=device)), {}),
         "merge_out": ((q, torch.randn(2, 4, 70, device=device)), {"out": torch.empty_like(q[0])}),
     }  # fmt: skip
 
 
-OPERATORS = ["forward", "forward_out", "varlen_forward", "varlen_forward_out", "kvcache_forward", "append", "merge", "merge_out"]
+OPERATORS = ["forward", "forward_out", "varlen_forward", "varlen_forward_out", "kvcache_forward", "continue_forward", "append", "merge", "merge_out"]
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -335,6 +351,32 @@ def test_compiled_equals_eager(device):
         q, k, v = (randn(device, 2, rows, 4, 64) for _ in "qkv")
         for actual, expected in zip(compiled(q, k, v), block(q, k, v)):
             assert torch.equal(actual, expected)
+
+
+def test_dynamic_shapes_compile_once(device):
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    def block(q, k, v, k_cache, v_cache, lengths):
+        out, _ = ft.forward(q, k, v, causal=True)
+        row, _ = ft.kvcache_forward(out[:, :1], k_cache, v_cache, k[:, :1], v[:, :1], lengths, causal=True)
+        return out, row
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, backend=backend)
+    for rows in (70, 133, 200, 257, 300):
+        q, k, v = (randn(device, 2, rows, 4, 64) for _ in "qkv")
+        caches = [randn(device, 2, rows, 4, 64) for _ in "kv"]
+        twins = [x.clone() for x in caches]
+        lengths = ints(device, [7, rows - 1])
+        for actual, expected in zip(compiled(q, k, v, *caches, lengths), block(q, k, v, *twins, lengths)):
+            assert torch.equal(actual, expected)
+        assert torch.equal(caches[0], twins[0])
+    assert len(graphs) <= 2, "one for the first shape, one for all others"
+    torch._dynamo.reset()
 
 
 def test_compiled_varlen_and_cache(device):
@@ -384,6 +426,11 @@ def test_bad_input(device):
         (lambda: ops.forward(q, q, q, sinks=torch.zeros(2, dtype=torch.float16, device=device)), "sinks is float16"),
         (lambda: ops.varlen_forward(q[0], q[0], q[0], torch.tensor([0, 70], device=device), None, 70, 70), "k has shape"),
         (lambda: ops.forward_out(q, q, q, out=q.float()), "out is torch.float32"),
+        (lambda: ft.forward(q, q, q.transpose(1, 3)), "v has shape|the columns of v are 128 elements apart"),
+        (lambda: ft.forward(q.to(torch.float8_e4m3fn), q, q), "q is float8_e4m3fn; it must be float16"),
+        (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q.float(), q, ints(device, [0])), "k is float32 and q is float16"),
+        (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q[..., :32], q, ints(device, [0])), r"k has shape \(1, 70, 2, 32\)"),
+        (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q, q, ints(device, [0]).long()), "cache_seqlens is torch.int64"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q, q), "k is given without cache_seqlens"),
         (lambda: flashcore.attention(q, q, np.zeros(3)), "v is a ndarray and q a torch tensor"),
         (lambda: flashcore.attention(q, q, q, device="cuda"), "leave them out"),
@@ -393,6 +440,12 @@ def test_bad_input(device):
             call()
     with pytest.raises((TypeError, RuntimeError), match="dropout"):
         ops.forward(q, q, q, dropout=0.1)
+    with pytest.raises(TypeError, match="dropout"):
+        ft.forward(q, q, q, dropout=0.1)
+    with pytest.raises(flashcore.NoBackward, match="requires grad"):
+        ft.kvcache_forward(q, q.clone(), q.clone(), q.clone().requires_grad_(), q, ints(device, [0]))
+    with pytest.raises(flashcore.NoBackward, match="requires grad"):
+        ft.continue_forward(q.clone().requires_grad_(), q, q, q.clone(), torch.zeros(1, 2, 70, device=device))
     if device.type == "cuda":
         with pytest.raises(flashcore.InvalidArgument, match="k is on cpu and q on cuda:0"):
             ft.forward(q, q.cpu(), q)

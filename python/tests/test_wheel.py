@@ -18,7 +18,8 @@ def test_record():
         pytest.skip("flashcore is not installed from a wheel")
     rows = list(csv.reader(distribution.read_text("RECORD").splitlines()))
     names = [row[0] for row in rows]
-    assert "flashcore/libflashcore.so" in names and "flashcore/py.typed" in names
+    assert "flashcore/libflashcore.so" in names and "flashcore/libflashcore_python.so" in names
+    assert "flashcore/py.typed" in names
     assert "flashcore/torch/__init__.py" in names
     for name, digest, size in rows:
         if not digest or name.endswith(".pyc"):

@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 import torch
 
 from ..torch import append
-from ..torch._kvcache import rotate
+from ..torch._rotary import rotate
 
 
 def _tokens(

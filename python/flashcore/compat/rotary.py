@@ -6,7 +6,7 @@ from typing import Optional, Union
 
 import torch
 
-from ..torch._kvcache import rotate
+from ..torch._rotary import rotate
 
 __all__ = ["apply_rotary_emb"]
 

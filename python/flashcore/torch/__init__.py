@@ -7,6 +7,7 @@
 The operators work on CPU and CUDA tensors, under `torch.compile(fullgraph=True)` and with dynamic shapes. There is no
 backward: a gradient that is asked for raises `flashcore.NoBackward`.
 Functions here skip torch's dispatcher where nothing listens to it: eager calls of plain tensors without grad.
+`is_fast()` says whether they skip the interpreter too.
 """
 
 from __future__ import annotations
@@ -17,56 +18,138 @@ import torch
 
 from .._errors import InvalidArgument
 from . import _kvcache, _ops, _serving
-from ._launch import attend_new
+from ._fast import is_dynamo_compiling, is_fast, operation
 
-__all__ = ["append", "attention", "forward", "kvcache_forward", "merge", "varlen_forward"]
+__all__ = [
+    "append",
+    "attention",
+    "continue_forward",
+    "forward",
+    "is_fast",
+    "kvcache_forward",
+    "merge",
+    "varlen_forward",
+]
 
-_Tensor = torch.Tensor
-_is_compiling = torch.compiler.is_compiling
-_is_grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-
-
-def is_plain(q: Any, k: Any, v: Any) -> bool:
-    """True for an eager call of plain tensors that need no grad: nothing but the kernel would see the call."""
-    return (
-        not _is_compiling()
-        and type(q) is _Tensor
-        and type(k) is _Tensor
-        and type(v) is _Tensor
-        and not _dispatch_modes()
-        and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
-    )
+Tensors = Tuple[torch.Tensor, torch.Tensor]
+_operators = torch.ops.flashcore
+_forward_operator = _operators.forward.default
 
 
-def forward(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+def _dispatch_output(*arguments: Any) -> torch.Tensor:
+    return _forward_operator(*arguments)[0]
+
+
+_forward = operation(_ops.miss_forward, _forward_operator)
+_output = operation(_ops.miss_output, _dispatch_output)
+_varlen_forward = operation(_ops.miss_varlen_forward, _operators.varlen_forward.default)
+_kvcache_forward = operation(_kvcache.miss_kvcache_forward, _operators.kvcache_forward.default)
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    bias: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    return_lse: bool = False,
+) -> Tensors:
     """`torch.ops.flashcore.forward`: output and LSE of `[batch, row, head, column]`."""
-    if is_plain(q, k, v):
-        return _ops.forward(q, k, v, *args, **options)
-    return torch.ops.flashcore.forward(q, k, v, *args, **options)
+    call = _operators.forward if is_dynamo_compiling() else _forward
+    return call(
+        q, k, v, scale, causal, window_left, window_right, softcap, top_left, alibi_slopes, sinks, bias, seqused_q,
+        seqused_k, leftpad_k, return_lse,
+    )  # fmt: skip
 
 
 def output(
     q: Any, k: Any, v: Any, scale: "Optional[float]", causal: bool, left: int, right: int, softcap: float
 ) -> torch.Tensor:
     """The output of `forward` alone, without further operands: the shortest way."""
-    if is_plain(q, k, v):
-        return attend_new(q, k, v, scale, causal, left, right, softcap)
-    return torch.ops.flashcore.forward(q, k, v, scale, causal, left, right, softcap)[0]
+    if is_dynamo_compiling():
+        return _operators.forward(q, k, v, scale, causal, left, right, softcap)[0]
+    return _output(q, k, v, scale, causal, left, right, softcap)
 
 
-def varlen_forward(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+def varlen_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: "Optional[torch.Tensor]",
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    kv_batch_idx: "Optional[torch.Tensor]" = None,
+    page_table: "Optional[torch.Tensor]" = None,
+    return_lse: bool = False,
+) -> Tensors:
     """`torch.ops.flashcore.varlen_forward`: output and LSE of packed sequences `[row, head, column]`."""
-    if is_plain(q, k, v):
-        return _ops.varlen_forward(q, k, v, *args, **options)
-    return torch.ops.flashcore.varlen_forward(q, k, v, *args, **options)
+    call = _operators.varlen_forward if is_dynamo_compiling() else _varlen_forward
+    return call(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, softcap,
+        top_left, alibi_slopes, sinks, seqused_q, seqused_k, leftpad_k, kv_batch_idx, page_table, return_lse,
+    )  # fmt: skip
 
 
-def kvcache_forward(q: Any, k_cache: Any, v_cache: Any, *args: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+def kvcache_forward(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: "Optional[torch.Tensor]" = None,
+    v: "Optional[torch.Tensor]" = None,
+    cache_seqlens: "Optional[torch.Tensor]" = None,
+    rotary_cos: "Optional[torch.Tensor]" = None,
+    rotary_sin: "Optional[torch.Tensor]" = None,
+    rotary_interleaved: bool = True,
+    rotary_seqlens: "Optional[torch.Tensor]" = None,
+    kv_batch_idx: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+    page_table: "Optional[torch.Tensor]" = None,
+    cu_seqlens_q: "Optional[torch.Tensor]" = None,
+    cu_seqlens_k_new: "Optional[torch.Tensor]" = None,
+    max_seqlen_q: "Optional[int]" = None,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    return_lse: bool = False,
+) -> Tensors:
     """`torch.ops.flashcore.kvcache_forward`: append to a KV cache and attend it."""
-    if is_plain(q, k_cache, v_cache):
-        return _kvcache.kvcache_forward(q, k_cache, v_cache, *args, **options)
-    return torch.ops.flashcore.kvcache_forward(q, k_cache, v_cache, *args, **options)
+    call = _operators.kvcache_forward if is_dynamo_compiling() else _kvcache_forward
+    return call(
+        q, k_cache, v_cache, k, v, cache_seqlens, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, kv_batch_idx,
+        leftpad_k, page_table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, scale, causal, window_left, window_right,
+        softcap, alibi_slopes, sinks, return_lse,
+    )  # fmt: skip
+
+
+def continue_forward(q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> None:
+    """`torch.ops.flashcore.continue_forward`: attention over more keys, merged into `out` and `lse`."""
+    torch.ops.flashcore.continue_forward(q, k, v, out, lse, **options)
 
 
 def append(*args: Any, **options: Any) -> torch.Tensor:

@@ -1,103 +1,109 @@
-"""Operator `kvcache_forward`: new keys and values into a cache, then attention over it (flash_attn_with_kvcache).
-
-`_append` composes the first half of the append operator and torch's index operations, which know slots and positions on
-the device without a copy to the host. It is the one place that a fused call of the library replaces.
-"""
+"""Operator `kvcache_forward`: new keys and values into a cache, then attention over it (flash_attn_with_kvcache)."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from ctypes import byref, c_void_p
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from .. import _library as lib
 from .._errors import InvalidArgument
-from ._launch import attend, refuse_grad
+from .._plans import CACHE, KVCACHE, Plan
+from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
+from ._fast import launch_of, operation, places_of
+from ._launch import attend, describe, refuse_grad, run
 from ._ops import define, fake_of, new_outputs, operands_of
-from ._serving import append
+from ._serving import value_offset
+
+_find = CACHE.find
+_HOST = lib.joined(
+    (lib.INPUTS, {"key": "new_key", "value": "new_value"}), (lib.KVCACHE_INPUTS, {}), (lib.KVCACHES, {}), (lib.OUTPUTS, {})
+)
+_DEVICE = lib.joined((lib.DEVICE_TENSORS, {"key": "key_cache", "value": "value_cache"}), (lib.KVCACHE_TENSORS, {}))
+_ARGUMENTS = {"new_key": "k", "new_value": "v", "cos": "rotary_cos", "sin": "rotary_sin"}
 
 
-def _tokens(
-    x: torch.Tensor, cu_seqlens: "Optional[torch.Tensor]", batch: int
-) -> "Tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """Of every token of new keys or of a query: its sequence, its index there; and the tokens of each sequence."""
-    device = x.device
-    if cu_seqlens is None:
-        rows = x.shape[1]
-        sequence = torch.arange(batch, device=device).repeat_interleave(rows, output_size=batch * rows)
-        index = torch.arange(rows, device=device).repeat(batch)
-        return sequence, index, torch.full((batch,), rows, dtype=torch.int32, device=device)
-    ends = cu_seqlens.to(torch.int64)
-    token = torch.arange(x.shape[0], device=device)
-    # Tokens past the last offset belong to no sequence: `batch` is one past the last.
-    sequence = torch.searchsorted(ends[1:].contiguous(), token, right=True)
-    index = token - ends[sequence.clamp(max=batch - 1)]
-    return sequence, index, (ends[1:] - ends[:-1]).to(torch.int32)
+def _kvcache_plan(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    options: Options,
+    operands: "Dict[str, Tensor]",
+    new: "Dict[str, Tensor]",
+    is_interleaved: bool,
+    offset: int,
+) -> Plan:
+    """The plan of an append and attention; its operands are query, caches, output, lse, `operands`, then `new`."""
+    attention = attention_problem(q, k_cache, v_cache, out, options, operands)
+    problem = _append_problem(attention, k_cache, v_cache, new, is_interleaved)
+    handle = c_void_p()
+    lib.check(lib.LIBRARY.flashcore_kvcache_create(byref(attention), byref(problem), *q.device, byref(handle)))
+    is_host = q.device[0] == lib.CPU
+    tensors = {"query": q, "key_cache": k_cache, "value_cache": v_cache, "output": out}
+    sizes = dict(sizes_of(attention, tensors, options.lse, operands))
+    items = {"int32": 4, **lib.ITEM_BYTES}
+    for name, tensor in new.items():
+        sizes[name] = items[tensor.dtype] * extent(tensor.shape, tensor.strides)  # type: ignore[index]
+    constants = constants_of(operands)
+    if offset:
+        # One range for both caches: that of the key cache reaches to the end of the value cache.
+        end = offset * lib.ITEM_BYTES[attention.dtype] + sizes.pop("value_cache")
+        sizes["key_cache"] = max(sizes["key_cache"], end)
+        constants["value.offset"] = offset
+    structs = _HOST if is_host else _DEVICE
+    return Plan(handle.value or 0, q.device, KVCACHE, structs, list(sizes.items()), constants, attention, is_host)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rotary embedding of `[token, head, column]` in float32."""
-    half = cos.shape[1]
-    positions = positions.clamp(0, cos.shape[0] - 1)
-    cosine, sine = (table[positions].float().unsqueeze(1) for table in (cos, sin))
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = turned[..., :half], turned[..., half:]
-    pair = (first * cosine - second * sine, first * sine + second * cosine)
-    result = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat([result.to(x.dtype), rest], -1)
+def _append_problem(
+    attention: lib.Problem, k_cache: Tensor, v_cache: Tensor, new: "Dict[str, Tensor]", is_interleaved: bool
+) -> lib.KvCacheProblem:
+    dtype, device = attention.dtype, k_cache.device
+    for name, tensor in new.items():
+        if name in ("new_key", "new_value"):
+            check_tensor(_ARGUMENTS[name], tensor, dtype, device)
+        elif tensor.device != device:
+            check_tensor(_ARGUMENTS.get(name, name), tensor._replace(dtype=dtype), dtype, device)
+    k, v = new["new_key"], new["new_value"]
+    offsets = new.get("cu_seqlens_k_new")
+    for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        is_right = len(tensor.shape) == (4 if offsets is None else 3) and tensor.shape[-2:] == cache.shape[-2:]
+        if offsets is None and is_right:
+            is_right = tensor.shape[0] == attention.batch
+        if not is_right or tensor.shape[:-2] != k.shape[:-2]:
+            wanted = "rows of all sequences" if offsets is not None else f"{attention.batch}, rows"
+            raise InvalidArgument(
+                f"{name} has shape {tensor.shape}; it must be [{wanted}, {cache.shape[-2]}, {cache.shape[-1]}], with as many "
+                "rows as k, and 3 dimensions with cu_seqlens_k_new"
+            )
+    problem = lib.KvCacheProblem()
+    lib.check(lib.LIBRARY.flashcore_kvcache_problem_init(byref(problem), byref(attention), k.shape[-3]))
+    for name, size in (("cu_seqlens_k_new", attention.batch + 1), ("rotary_seqlens", attention.batch)):
+        if name in new and (new[name].dtype != "int32" or new[name].shape != (size,) or new[name].strides != (1,) and size > 1):
+            raise InvalidArgument(
+                f"{name} is {new[name].dtype} of shape {new[name].shape}; it must be int32 of shape {(size,)}, contiguous"
+            )
+    problem.total_new = 0 if offsets is None else k.shape[0]
+    problem.rotary_seqlens = int("rotary_seqlens" in new)
+    problem.new_key_strides, problem.new_value_strides = row_strides(k), row_strides(v)
+    if "cos" in new:
+        cos, sin = new["cos"], new["sin"]
+        if len(cos.shape) != 2 or cos[:3] != sin[:3] or cos.strides[1] != 1 and cos.shape[1] > 1:
+            raise InvalidArgument(
+                f"rotary_cos has shape {cos.shape} and rotary_sin {sin.shape}; both must be [max_position, rotary_dim / 2], "
+                "of one type and with the same strides, their columns adjacent"
+            )
+        if cos.dtype not in (dtype, lib.F32):
+            raise InvalidArgument("rotary_cos and rotary_sin must have the type of q, or float32: convert them")
+        problem.rotary = lib.ROTARY_GPTJ if is_interleaved else lib.ROTARY_NEOX
+        problem.rotary_dim, problem.max_position = 2 * cos.shape[1], cos.shape[0]
+        problem.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
+        problem.table_dtype = cos.dtype
+    return problem
 
 
-def _append(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: torch.Tensor,
-    rotary_seqlens: "Optional[torch.Tensor]",
-    cos: "Optional[torch.Tensor]",
-    sin: "Optional[torch.Tensor]",
-    interleaved: bool,
-    is_causal: bool,
-    kv_batch_idx: "Optional[torch.Tensor]",
-    leftpad_k: "Optional[torch.Tensor]",
-    page_table: "Optional[torch.Tensor]",
-    cu_seqlens_q: "Optional[torch.Tensor]",
-    cu_seqlens_k_new: "Optional[torch.Tensor]",
-) -> "Tuple[torch.Tensor, torch.Tensor]":
-    """Appends, and returns the rotated query and the lengths after it."""
-    batch = lengths.shape[0]
-    sequence, index, new = _tokens(k, cu_seqlens_k_new, batch)
-    known = sequence.clamp(max=batch - 1)
-    row = lengths.to(torch.int64)[known] + index
-    cache = known if kv_batch_idx is None else kv_batch_idx.to(torch.int64)[known]
-    page_size = k_cache.shape[1]
-    if page_table is None:
-        slot, is_inside = cache * page_size + row, row < page_size
-    else:
-        entry = row // page_size
-        is_inside = entry < page_table.shape[1]
-        page = page_table[cache, entry.clamp(max=page_table.shape[1] - 1)].to(torch.int64)
-        slot = torch.where(page >= 0, page * page_size + row % page_size, -1)
-    slot = torch.where(is_inside & (sequence < batch), slot, -1)
-    flat_k, flat_v = (x.flatten(0, 1) if x.dim() == 4 else x for x in (k, v))
-    start = lengths if rotary_seqlens is None else rotary_seqlens
-    start = start.to(torch.int64)
-    if cos is None or sin is None:
-        append(flat_k, flat_v, k_cache, v_cache, slot)
-        return q, lengths + new
-    flat_q = q.flatten(0, 1) if q.dim() == 4 else q
-    q_sequence, q_index, _ = _tokens(q, cu_seqlens_q, batch)
-    # Without a causal mask or a window, FlashAttention gives all rows of a query the position of the first new key.
-    at = start[q_sequence.clamp(max=batch - 1)] + (q_index if is_causal else 0)
-    rotated = rotate(flat_q, cos, sin, at, interleaved).view(q.shape)
-    append(flat_k, flat_v, k_cache, v_cache, slot, None, start[known] + index, cos.contiguous(), sin.contiguous(), interleaved)
-    return rotated, lengths + new
-
-
-def kvcache_forward(
+def miss_kvcache_forward(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -122,7 +128,7 @@ def kvcache_forward(
     alibi_slopes: "Optional[torch.Tensor]" = None,
     sinks: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
-) -> "Tuple[torch.Tensor, torch.Tensor]":
+) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over a KV cache, after `k` and `v` were appended to it."""
     refuse_grad(q, k_cache, v_cache, k, v)
     if (k is None) != (v is None):
@@ -131,26 +137,57 @@ def kvcache_forward(
         raise InvalidArgument("one of rotary_cos and rotary_sin is given; both must be, or none")
     if rotary_cos is not None and k is None:
         raise InvalidArgument("rotary_cos is given without k; the rotary embedding is applied when k is appended")
-    if k is not None and v is not None:
-        if cache_seqlens is None:
-            raise InvalidArgument("k is given without cache_seqlens, which says where it goes")
-        q, cache_seqlens = _append(
-            q, k_cache, v_cache, k, v, cache_seqlens, rotary_seqlens, rotary_cos, rotary_sin, rotary_interleaved,
-            causal or window_left >= 0 or window_right >= 0, kv_batch_idx, leftpad_k, page_table, cu_seqlens_q,
-            cu_seqlens_k_new,
-        )  # fmt: skip
+    if k is not None and cache_seqlens is None:
+        raise InvalidArgument("k is given without cache_seqlens, which says where it goes")
+    if cache_seqlens is not None and cache_seqlens.dtype not in (torch.int32, torch.uint32):
+        raise InvalidArgument(f"cache_seqlens is {cache_seqlens.dtype}; it must be torch.int32: convert it")
     is_packed = cu_seqlens_q is not None
     out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)
     operands = operands_of(
         cu_seqlens_q=cu_seqlens_q, alibi_slopes=alibi_slopes, sinks=sinks, seqused_k=cache_seqlens, leftpad_k=leftpad_k,
         kv_batch_idx=kv_batch_idx, page_table=page_table,
     )  # fmt: skip
-    attend(
-        q, k_cache, v_cache, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, False,
-        max_seqlen_q if is_packed else None, None, operands,
-    )  # fmt: skip
-    return out, lse
+    max_q = max_seqlen_q if is_packed else None
+    if k is None:
+        plan = attend(
+            q, k_cache, v_cache, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap,
+            False, max_q, None, operands,
+        )  # fmt: skip
+        return (out, lse), launch_of(plan, _WITHOUT, 24, (out, lse), True)
+    tensors = [("query", q), ("key_cache", k_cache), ("value_cache", v_cache), ("output", out)]
+    if return_lse:
+        tensors.append(("lse", lse))
+    tensors += operands
+    new = operands_of(
+        new_key=k, new_value=v, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, cos=rotary_cos, sin=rotary_sin
+    )
+    device = q.get_device()
+    # Caches that lie in one memory, K and V side by side, are one range of the host.
+    offset = value_offset(k_cache, v_cache) if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4 else 0
+    key: Any = ("kvcache", scale, causal, window_left, window_right, softcap, max_q, rotary_interleaved, offset)
+    for name, tensor in (*tensors, *new):
+        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    plan = _find(key)
+    if plan is None:
+        described = [describe(name, x) for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out))]
+        options = Options(scale, causal, window_left, window_right, softcap, return_lse, False, max_q, None)
+        more = [{name: describe(_ARGUMENTS.get(name, name), x) for name, x in given} for given in (operands, new)]
+        if out.numel() == 0 and k.numel() == 0:
+            return (out, lse), None
+        plan = CACHE.add(key, lambda: _kvcache_plan(*described, options, *more, rotary_interleaved, offset))
+    addresses = [tensor.data_ptr() for name, tensor in (*tensors, *new) if not (offset and name == "value_cache")]
+    run(plan, addresses, device)
+    # The place of one cache relative to the other is no part of the short way's key.
+    is_apart = device >= 0 or extent(tuple(k_cache.shape), tuple(k_cache.stride())) == k_cache.numel()
+    return (out, lse), launch_of(plan if is_apart else None, _WITH, 24, (out, lse), True)
 
+
+_NAMES = {"q": "query", "cache_seqlens": "seqused_k"}
+_WITHOUT = places_of(miss_kvcache_forward, {**_NAMES, "k_cache": "key", "v_cache": "value", "k": "k", "v": "v"})
+_WITH = places_of(
+    miss_kvcache_forward,
+    {**_NAMES, "k_cache": "key_cache", "v_cache": "value_cache", "k": "new_key", "v": "new_value", "rotary_cos": "cos", "rotary_sin": "sin"},
+)
 
 _SCHEMA: Any = (
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, Tensor? cache_seqlens=None, "
@@ -160,4 +197,4 @@ _SCHEMA: Any = (
     "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False) "
     "-> (Tensor, Tensor)"
 )
-define("kvcache_forward", _SCHEMA, kvcache_forward, fake_of(kvcache_forward, (3, 4), "v_cache"))
+define("kvcache_forward", _SCHEMA, operation(miss_kvcache_forward), fake_of(miss_kvcache_forward, (3, 4), "v_cache"))

@@ -12,7 +12,8 @@ import torch
 from .. import _library as lib
 from .._errors import InvalidArgument, NoBackward
 from .._plans import CACHE, Plan
-from .._resolve import Options, Tensor, attention_plan
+from .._resolve import Options, Tensor, attention_plan, continue_plan
+from ._fast import is_capturing, raw_stream
 
 _find = CACHE.find
 
@@ -25,22 +26,6 @@ DTYPES = {
     torch.uint32: "int32",
     torch.int64: "int64",
 }
-
-try:
-    # The property of a Stream object costs ten times as much.
-    _raw_stream = torch._C._cuda_getCurrentRawStream
-except AttributeError:
-
-    def _raw_stream(index: int) -> int:
-        return torch.cuda.current_stream(index).cuda_stream
-
-
-try:
-    _is_capturing = torch._C._cuda_isCurrentStreamCapturing
-except AttributeError:
-
-    def _is_capturing() -> bool:
-        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def describe(name: str, tensor: torch.Tensor) -> Tensor:
@@ -64,9 +49,9 @@ def run(plan: Plan, addresses: "List[int]", device: int) -> None:
         # Of torch's allocator, which knows streams and graphs: it may be given away as soon as the launch is enqueued.
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=f"cuda:{device}")
         addresses.append(workspace.data_ptr())
-    if not plan.is_captured and _is_capturing():
+    if not plan.is_captured and is_capturing():
         plan.is_captured = True
-    plan.run(addresses, _raw_stream(device))
+    plan.run(addresses, raw_stream(device))
 
 
 def attend(
@@ -84,70 +69,34 @@ def attend(
     max_q: "Optional[int]" = None,
     max_k: "Optional[int]" = None,
     operands: "Sequence[Tuple[str, torch.Tensor]]" = (),
-) -> None:
-    """Attention into `out` and `lse`, tensors that match; `operands` are (name, tensor)."""
+    is_continued: bool = False,
+) -> "Optional[Plan]":
+    """Attention into `out` and `lse`, tensors that match; `operands` are (name, tensor). The plan, if one was run."""
     device = q.get_device()
     key: Any = (
         q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.stride(), q.dtype, k.dtype, v.dtype,
-        device, k.get_device(), v.get_device(), lse is None, scale, causal, window_left, window_right, softcap,
-        is_top_left, max_q, max_k,
+        q.device, k.device, v.device, lse is None, scale, causal, window_left, window_right, softcap, is_top_left,
+        max_q, max_k, is_continued,
     )  # fmt: skip
     addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
     if lse is not None:
         addresses.append(lse.data_ptr())
-    if operands:
-        for name, tensor in operands:
-            key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
-            addresses.append(tensor.data_ptr())
+    for name, tensor in operands:
+        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        addresses.append(tensor.data_ptr())
     plan = _find(key)
     if plan is None:
-        plan = _miss(key, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, is_top_left, max_q, max_k, operands)
-        if plan is None:
-            return
+        tensors = [describe(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))]
+        if out.numel() == 0:
+            return None
+        described = {name: describe(name, tensor) for name, tensor in operands}
+        options = Options(
+            scale, causal, window_left, window_right, softcap, lse is not None, is_top_left, max_q, max_k
+        )
+        make = continue_plan if is_continued else attention_plan
+        plan = CACHE.add(key, lambda: make(*tensors, options, described))
     run(plan, addresses, device)
-
-
-def attend_new(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: "Optional[float]",
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-) -> torch.Tensor:
-    """`attend` into a new output, without LSE and operands: the short way of an eager call."""
-    device = q.get_device()
-    key = (
-        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, device,
-        k.get_device(), v.get_device(), scale, causal, window_left, window_right, softcap,
-    )  # fmt: skip
-    plan = _find(key)
-    if plan is None:
-        is_shaped = q.dim() == 4 and v.dim() == 4
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]) if is_shaped else q.shape)
-        plan = _miss(key, q, k, v, out, None, scale, causal, window_left, window_right, softcap, False, None, None, ())
-        if plan is None:
-            return out
-        plan.out_shape = out.shape
-    else:
-        out = q.new_empty(plan.out_shape)
-    addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()]
-    if device < 0:
-        plan.run(addresses)
-    else:
-        run(plan, addresses, device)
-    return out
-
-
-def _miss(key, q, k, v, out, lse, scale, causal, left, right, softcap, is_top_left, max_q, max_k, operands):  # type: ignore[no-untyped-def]
-    tensors = [describe(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out))]
-    if out.numel() == 0:
-        return None
-    described = {name: describe(name, tensor) for name, tensor in operands}
-    options = Options(scale, causal, left, right, softcap, lse is not None, is_top_left, max_q, max_k)
-    return CACHE.add(key, lambda: attention_plan(*tensors, options, described))
+    return plan
 
 
 def check_out(name: str, tensor: torch.Tensor, shape: "Tuple[int, ...]", dtype: torch.dtype, device: torch.device) -> None:

@@ -1,7 +1,8 @@
-"""Operators `torch.ops.flashcore.*` of attention: forward, varlen_forward, their `_out` forms, and no_backward.
+"""Operators `torch.ops.flashcore.*` of attention: forward, varlen_forward, their `_out` forms, continue_forward, no_backward.
 
 Tensors are in FlashAttention's order: `[batch, row, head, column]`, packed sequences `[row, head, column]`.
 The LSE is `[batch, head, row]`, packed `[head, row]`; without `return_lse` it has no elements.
+Functions whose name begins with `miss_` return (result, launch or None) for `_fast.operation`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import NoBackward
+from ._fast import launch_of, operation, places_of
 from ._launch import attend, check_out, refuse_grad
 
 LIB = torch.library.Library("flashcore", "DEF")
@@ -51,7 +53,7 @@ def new_outputs(
     return out, q.new_empty(lse_shape, dtype=torch.float32)
 
 
-def forward(
+def miss_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -68,7 +70,7 @@ def forward(
     seqused_k: "Optional[torch.Tensor]" = None,
     leftpad_k: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
-) -> "Tuple[torch.Tensor, torch.Tensor]":
+) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of `[batch, row, head, column]`."""
     if q.dim() == 4 and v.dim() == 4:
         out, lse = new_outputs(q, v.shape[-1], False, return_lse, seqused_q is not None)
@@ -77,11 +79,29 @@ def forward(
     operands = operands_of(
         alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
-    attend(
+    plan = attend(
         q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
         operands=operands,
     )  # fmt: skip
-    return out, lse
+    if seqused_q is not None:
+        return (out, lse), None  # rows that are not written were filled
+    return (out, lse), launch_of(plan, _FORWARD, 16, (out, lse), True)
+
+
+def miss_output(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: "Optional[float]",
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+) -> "Tuple[torch.Tensor, Any]":
+    """The output of `forward` alone, without further operands."""
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]) if q.dim() == 4 and v.dim() == 4 else q.shape)
+    plan = attend(q, k, v, out, None, scale, causal, window_left, window_right, softcap)
+    return out, launch_of(plan, _FORWARD, 8, (out,), False)
 
 
 def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> Any:
@@ -136,7 +156,7 @@ def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
         raise InvalidArgument(f"{name} has strides {tuple(tensor.stride())}; it must be contiguous")
 
 
-def varlen_forward(
+def miss_varlen_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -158,7 +178,7 @@ def varlen_forward(
     kv_batch_idx: "Optional[torch.Tensor]" = None,
     page_table: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
-) -> "Tuple[torch.Tensor, torch.Tensor]":
+) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of packed query rows over packed keys, a cache, or pages."""
     if q.dim() == 3:
         out, lse = new_outputs(q, v.shape[-1], True, return_lse, seqused_q is not None)
@@ -168,11 +188,13 @@ def varlen_forward(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, sinks=sinks,
         seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table,
     )  # fmt: skip
-    attend(
+    plan = attend(
         q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
         max_seqlen_q, max_seqlen_k, operands,
     )  # fmt: skip
-    return out, lse
+    if seqused_q is not None:
+        return (out, lse), None
+    return (out, lse), launch_of(plan, _VARLEN_FORWARD, 21, (out, lse), True)
 
 
 def varlen_forward_out(
@@ -216,6 +238,44 @@ def varlen_forward_out(
     )  # fmt: skip
 
 
+QUERY_KEY_VALUE = {"q": "query", "k": "key", "v": "value"}
+_FORWARD = places_of(miss_forward, QUERY_KEY_VALUE)
+_VARLEN_FORWARD = places_of(miss_varlen_forward, QUERY_KEY_VALUE)
+
+
+def continue_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: "Optional[float]" = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    softcap: float = 0.0,
+    top_left: bool = False,
+    alibi_slopes: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    bias: "Optional[torch.Tensor]" = None,
+    seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None,
+    leftpad_k: "Optional[torch.Tensor]" = None,
+) -> None:
+    """Attention over more keys: `out` and `lse`, of attention over others, become those over all of them."""
+    refuse_grad(q, k, v, out, sinks, bias)
+    check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
+    check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (), torch.float32, q.device)
+    _check_contiguous("lse", lse)
+    operands = operands_of(
+        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
+    )
+    attend(
+        q, k, v, out, lse, scale, causal, window_left, window_right, softcap, top_left, operands=operands,
+        is_continued=True,
+    )  # fmt: skip
+
+
 _VARLEN = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
     + _OPTIONS.replace("Tensor? bias=None, ", "")
@@ -235,10 +295,16 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-define("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", forward, fake_of(forward, (4,)))
+define("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", operation(miss_forward), fake_of(miss_forward, (4,)))
 define("forward_out", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, {_WRITTEN}", forward_out, _nothing)
-define("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", varlen_forward, fake_of(varlen_forward, (3,)))
+define("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", operation(miss_varlen_forward), fake_of(miss_varlen_forward, (3,)))
 define("varlen_forward_out", f"{_VARLEN}, {_WRITTEN}", varlen_forward_out, _nothing)
+define(
+    "continue_forward",
+    f"(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}) -> ()",
+    continue_forward,
+    _nothing,
+)
 define(
     "no_backward",
     "(Tensor grad, Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor, Tensor)",

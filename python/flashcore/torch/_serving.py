@@ -55,7 +55,7 @@ def append(
     # Caches that lie in one memory, K and V side by side, are one range of the host.
     offset = 0
     if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4:
-        offset = _value_offset(k_cache, v_cache)
+        offset = value_offset(k_cache, v_cache)
         key += (offset,)
     plan = _find(key)
     if plan is None:
@@ -75,7 +75,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _value_offset(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
+def value_offset(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     """Elements from the key cache to the value cache where their ranges overlap; else 0."""
     distance = v_cache.data_ptr() - k_cache.data_ptr()
     size = k_cache.element_size()
@@ -140,23 +140,20 @@ def _append_plan(named: "dict[str, Tensor]", interleaved: bool, norm_eps: float,
     lib.check(lib.LIBRARY.flashcore_append_create(byref(problem), kind, ordinal, byref(handle)))
     items = {"int32": 4, "int64": 8, **lib.ITEM_BYTES}
     sizes = {name: items[tensor.dtype] * extent(tensor.shape, tensor.strides) for name, tensor in named.items()}  # type: ignore[index]
-    if kind == lib.CUDA:
-        entries = [(name, lib.APPEND_TENSORS[name], sizes[name]) for name in named]
-        return Plan(handle.value or 0, kind, ordinal, APPEND, entries, [], (len(lib.APPEND_TENSORS), 0), is_host=False)
-    split = lib.APPEND_INPUTS[""]
-    words = dict(lib.APPEND_INPUTS)
-    for name, word in (("key_cache", "key_cache"), ("value_cache", "value_cache"), ("query_output", "query")):
-        words[name] = split + lib.APPEND_OUTPUTS[word]
-    constants = []
-    names = list(named)
-    if offset:
+    constants = {}
+    if kind == lib.CPU and offset:
         # One range for both caches: that of the key cache reaches to the end of the value cache.
-        names.remove("value_cache")
-        item = lib.ITEM_BYTES[dtype]
-        sizes["key_cache"] = max(sizes["key_cache"], offset * item + sizes["value_cache"])
-        constants.append((split + lib.APPEND_OUTPUTS["value.offset"], offset))
-    entries = [(name, words[name], sizes[name]) for name in names]
-    return Plan(handle.value or 0, kind, ordinal, APPEND, entries, constants, (split, lib.APPEND_OUTPUTS[""]))
+        end = offset * lib.ITEM_BYTES[dtype] + sizes.pop("value_cache")
+        sizes["key_cache"] = max(sizes["key_cache"], end)
+        constants["value.offset"] = offset
+    structs = _APPEND_HOST if kind == lib.CPU else _APPEND_DEVICE
+    return Plan(handle.value or 0, k.device, APPEND, structs, list(sizes.items()), constants, None, kind == lib.CPU)
+
+
+_APPEND_HOST = lib.joined((lib.APPEND_INPUTS, {}), (lib.APPEND_OUTPUTS, {"query": "query_output"}))
+_APPEND_DEVICE = lib.joined((lib.APPEND_TENSORS, {}))
+_MERGE_HOST = lib.joined((lib.MERGE_INPUTS, {}), (lib.MERGE_OUTPUTS, {}))
+_MERGE_DEVICE = lib.joined((lib.MERGE_TENSORS, {}))
 
 
 def _rotary(problem: lib.AppendProblem, named: "dict[str, Tensor]", interleaved: bool, dtype: int, tokens: int) -> None:
@@ -266,32 +263,18 @@ def _merge_plan(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse:
     handle = c_void_p()
     kind, ordinal = part.device
     lib.check(lib.LIBRARY.flashcore_merge_create(byref(problem), kind, ordinal, byref(handle)))
-    size = lib.ITEM_BYTES[merged.dtype] * extent(merged.shape, merged.strides)  # type: ignore[index]
-    lse_size = 0 if lse is None else 4 * extent(tuple(lse.shape), tuple(lse.stride()))
-    names = ["output"] if lse is None else ["output", "lse"]
-    sizes = {"output": size, "lse": lse_size}
+    sizes: "list[Tuple[str, Optional[int]]]" = [
+        ("output", lib.ITEM_BYTES[merged.dtype] * extent(merged.shape, merged.strides))  # type: ignore[index]
+    ]
+    if lse is not None:
+        sizes.append(("lse", 4 * extent(tuple(lse.shape), tuple(lse.stride()))))
     if kind == lib.CUDA:
-        words = lib.MERGE_TENSORS
-        constants = [(words["part_stride"], part.strides[0]), (words["part_lse_stride"], logs.strides[0])]
-        entries = [(name, words[name], sizes.get(name, 0)) for name in ["part", "part_lse", *names]]
-        return Plan(handle.value or 0, kind, ordinal, MERGE, entries, constants, (len(words), 0), is_host=False)
-    return _HostMergePlan(handle.value or 0, names, sizes)
-
-
-class _HostMergePlan(Plan):
-    """A merge on the host: its inputs are arrays of ranges, one for each part."""
-
-    __slots__ = ()
-
-    def __init__(self, handle: int, names: "list[str]", sizes: "dict[str, int]") -> None:
-        split = lib.MERGE_INPUTS[""]
-        super().__init__(handle, lib.CPU, 0, MERGE, [], [], (split, lib.MERGE_OUTPUTS[""]))
-        self._pack = None
-        self._places = (1, 2, *(split + lib.MERGE_OUTPUTS[name] for name in names))
-        template = list(self._template)
-        for name in names:
-            template[split + lib.MERGE_OUTPUTS[name] + 1] = sizes[name]
-        self._template = tuple(template)
+        strides = {"part_stride": part.strides[0], "part_lse_stride": logs.strides[0]}
+        parts_first = [("part", None), ("part_lse", None), *sizes]
+        return Plan(handle.value or 0, part.device, MERGE, _MERGE_DEVICE, parts_first, strides, None, False)
+    # On the host, the inputs are arrays of ranges, one for each part.
+    ranges = [("part_outputs", None), ("part_lses", None), *sizes]
+    return Plan(handle.value or 0, part.device, MERGE, _MERGE_HOST, ranges, {})
 
 
 def _merge_fake(parts, lses, out_dtype=None):  # type: ignore[no-untyped-def]

@@ -1,0 +1,181 @@
+//! A launch of the table: a plan of libflashcore, the words of its structs, and where the addresses go.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::interpreter::{Interpreter, Owned, Ref};
+
+/// Most words of all structs of a call.
+pub(crate) const MOST_WORDS: usize = 160;
+/// Most outputs, the workspace included.
+pub(crate) const MOST_OUTPUTS: usize = 4;
+
+/// Element type of an output, and what becomes of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of the type of the first tensor; returned.
+    Output,
+    /// float32; returned.
+    Float,
+    /// Bytes that the launch uses; not returned.
+    Workspace,
+    /// A tensor without elements that all calls share, in place of the shape; returned.
+    Shared,
+}
+
+/// An output to allocate.
+pub(crate) struct Output {
+    /// The shape, a tuple, or the tensor that is shared.
+    pub(crate) shape: Owned,
+    pub(crate) kind: Kind,
+}
+
+/// One argument of the function after the plan.
+#[derive(Clone, Copy)]
+enum Argument {
+    /// The CUDA stream.
+    Stream,
+    /// The struct that begins at this word.
+    Struct(usize),
+}
+
+/// A plan, ready to be launched with other addresses.
+pub(crate) struct Launch {
+    function: u64,
+    plan: u64,
+    arguments: Vec<Argument>,
+    template: Vec<u64>,
+    /// Words, and the addresses that go there: those of the arguments, then those of the outputs.
+    places: Vec<(usize, usize)>,
+    pub(crate) outputs: Vec<Output>,
+    pub(crate) returns_tuple: bool,
+    /// The object of Python that owns the plan.
+    pub(crate) owner: Owned,
+    pub(crate) is_captured: AtomicBool,
+}
+
+// SAFETY: the references to objects are used and dropped with the lock of the interpreter held only; the rest is plain data.
+unsafe impl Send for Launch {}
+// SAFETY: as above.
+unsafe impl Sync for Launch {}
+
+impl Launch {
+    /// A launch from the tuple that `miss` returns: (function, plan, arguments, words, places, outputs, returns_tuple,
+    /// owner). None, without an error, if something in it does not fit.
+    ///
+    /// # Safety
+    ///
+    /// `tuple` must live, and the lock must be held. The function must be one of libflashcore that takes the plan and
+    /// these arguments, and the words its structs, for tensors like those of the call.
+    pub(crate) unsafe fn parse(python: &Interpreter, tuple: Ref, sources: usize) -> Option<Self> {
+        // SAFETY: the tuple and its items live, by the caller.
+        unsafe {
+            let items = python.items(tuple)?;
+            let &[function, plan, arguments, words, places, outputs, returns_tuple, owner] = items.as_slice() else {
+                return None;
+            };
+            let mut data = std::ptr::null_mut();
+            let mut size = 0;
+            if (python.bytes_as_slice)(words, &raw mut data, &raw mut size) != 0 {
+                (python.error_clear)();
+                return None;
+            }
+            let bytes = std::slice::from_raw_parts(data.cast::<u8>(), usize::try_from(size).ok()?);
+            let template: Vec<u64> =
+                bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+            let outputs = python
+                .items(outputs)?
+                .into_iter()
+                .map(|output| {
+                    let items = python.items(output)?;
+                    let &[shape, kind] = items.as_slice() else { return None };
+                    let kind = match python.integer(kind)? {
+                        0 => Kind::Output,
+                        1 => Kind::Float,
+                        2 => Kind::Workspace,
+                        3 => Kind::Shared,
+                        _ => return None,
+                    };
+                    Some(Output { shape: Owned::borrow(python, shape), kind })
+                })
+                .collect::<Option<Vec<_>>>()?;
+            let arguments = python
+                .items(arguments)?
+                .into_iter()
+                .map(|argument| match usize::try_from(python.integer(argument)?) {
+                    Ok(word) => (word < template.len()).then_some(Argument::Struct(word)),
+                    Err(_) => Some(Argument::Stream),
+                })
+                .collect::<Option<Vec<_>>>()?;
+            let places = python
+                .items(places)?
+                .chunks_exact(2)
+                .map(|pair| {
+                    let word = usize::try_from(python.integer(pair[0])?).ok()?;
+                    let source = usize::try_from(python.integer(pair[1])?).ok()?;
+                    (word < template.len() && source < sources + outputs.len()).then_some((word, source))
+                })
+                .collect::<Option<Vec<_>>>()?;
+            if template.len() > MOST_WORDS || outputs.len() > MOST_OUTPUTS || !(2..=4).contains(&arguments.len()) {
+                return None;
+            }
+            Some(Self {
+                function: python.address(function)?,
+                plan: python.address(plan)?,
+                arguments,
+                template,
+                places,
+                outputs,
+                returns_tuple: (python.is_true)(returns_tuple) == 1,
+                owner: Owned::borrow(python, owner),
+                is_captured: AtomicBool::new(false),
+            })
+        }
+    }
+
+    /// Calls the function of libflashcore, without the lock of the interpreter; the status.
+    ///
+    /// # Safety
+    ///
+    /// `addresses` must be those of the arguments and outputs, of tensors that live and are like those of the key; the
+    /// lock must be held.
+    pub(crate) unsafe fn run(&self, python: &Interpreter, addresses: &[u64], stream: u64) -> i32 {
+        let mut words = [0u64; MOST_WORDS];
+        words[..self.template.len()].copy_from_slice(&self.template);
+        for &(word, source) in &self.places {
+            words[word] = addresses[source];
+        }
+        let first = words.as_ptr();
+        let mut values = [0u64; 4];
+        for (value, argument) in values.iter_mut().zip(&self.arguments) {
+            *value = match *argument {
+                Argument::Stream => stream,
+                // SAFETY: the word lies inside, as `parse` has checked.
+                Argument::Struct(word) => unsafe { first.add(word) as u64 },
+            };
+        }
+        let [a, b, c, d] = values;
+        // SAFETY: the function takes the plan and as many arguments, all of the size of a pointer, by the contract of
+        // `parse`; the structs live on the stack until it returns. Nothing here touches an object without the lock.
+        unsafe {
+            let state = (python.save_thread)();
+            let status = match self.arguments.len() {
+                2 => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64) -> i32>(self.function)(
+                    self.plan, a, b,
+                ),
+                3 => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64) -> i32>(self.function)(
+                    self.plan, a, b, c,
+                ),
+                _ => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>(self.function)(
+                    self.plan, a, b, c, d,
+                ),
+            };
+            (python.restore_thread)(state);
+            status
+        }
+    }
+
+    /// Marks the launch as part of a CUDA graph; false if it was before.
+    pub(crate) fn mark_captured(&self) -> bool {
+        !self.is_captured.swap(true, Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,128 @@
+"""Host cost of a call, beside that of torch's SDPA and of flash_attn where it is installed.
+
+    python -m flashcore.bench_host [--device cuda] [--json FILE]
+
+On the CPU, the time that libflashcore itself needs is measured and subtracted: what is left is the way there, which is the
+same for a GPU but for the stream. SDPA computes on the CPU within its time, so that its figure there is an upper bound.
+On a GPU nothing is subtracted: a call returns when the kernel is enqueued.
+Calls of all functions alternate in short batches; a figure is the median of the quietest quarter of its batches, with the
+best beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+import time
+from typing import Any, Callable, Dict, List
+
+import torch
+
+import flashcore
+import flashcore.torch as ft
+from flashcore._plans import Plan
+from flashcore.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from flashcore.torch import _kvcache, _ops
+
+BATCH = 64
+
+
+def measure(functions: "Dict[str, Callable[[], Any]]", batches: int) -> "Dict[str, Dict[str, float]]":
+    """Microseconds of each function, by batches that alternate."""
+    clock = time.perf_counter_ns
+    samples: "Dict[str, List[float]]" = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(BATCH):
+            function()
+    for _ in range(batches):
+        for name, function in functions.items():
+            start = clock()
+            for _ in range(BATCH):
+                function()
+            samples[name].append((clock() - start) / BATCH / 1000)
+    quiet = {name: sorted(values)[: max(batches // 4, 1)] for name, values in samples.items()}
+    return {name: {"us": values[len(values) // 2], "best_us": values[0]} for name, values in quiet.items()}
+
+
+def library_call(plan: Plan, tensors: "List[torch.Tensor]") -> "Callable[[], Any]":
+    """The call of libflashcore alone, with a struct that is ready."""
+    plan.run([tensor.data_ptr() for tensor in tensors])
+    words, structs = plan._free.pop()  # no other call may write addresses into it
+
+    def call(function: Any = plan._call, handle: int = plan.handle, kept: Any = (words, tensors)) -> None:
+        function(handle, *structs)
+
+    return call
+
+
+def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
+    """Calls of tiny tensors: one sequence, one head, two rows of 64 columns."""
+    dtype = torch.float16
+    q, k, v = (torch.randn(1, 2, 1, 64, dtype=dtype, device=device) for _ in range(3))
+    by_head = [x.transpose(1, 2) for x in (q, k, v)]
+    packed = [x[0] for x in (q, k, v)]
+    offsets = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    caches = [torch.zeros(1, 8, 1, 64, dtype=dtype, device=device) for _ in range(2)]
+    lengths = torch.tensor([3], dtype=torch.int32, device=device)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    operator = torch.ops.flashcore.forward.default
+    functions: "Dict[str, Callable[[], Any]]" = {
+        "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
+        "flashcore.torch.forward": lambda: ft.forward(q, k, v, causal=True),
+        "torch.ops.flashcore.forward": lambda: operator(q, k, v, None, True),
+        "flashcore.torch.varlen_forward": lambda: ft.varlen_forward(*packed, offsets, offsets, 2, 2, None, True),
+        "flashcore.torch.kvcache_forward": lambda: ft.kvcache_forward(q, *caches, k, v, lengths, causal=True),
+        "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, offsets, offsets, 2, 2, causal=True),
+        "flash_attn_with_kvcache": lambda: flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True),
+        "torch SDPA": lambda: sdpa(*by_head, is_causal=True),
+        "torch.empty_like": lambda: torch.empty_like(q),
+    }
+    if device.type == "cpu":
+        out = torch.empty_like(q)
+        (_, launch) = _ops.miss_output(q, k, v, None, True, -1, -1, 0.0)
+        plan = launch[-1] if launch else _ops.attend(q, k, v, out, None, None, True, -1, -1, 0.0)
+        functions["libflashcore attention"] = library_call(plan, [q, k, v, out])
+        (_, launch) = _kvcache.miss_kvcache_forward(q, *caches, k, v, lengths, causal=True)
+        if launch:
+            functions["libflashcore kvcache"] = library_call(launch[-1], [q, *caches, out, lengths, k, v])
+    try:
+        if device.type == "cuda":
+            theirs = importlib.import_module("flash_attn").flash_attn_func
+            functions["flash_attn 2"] = lambda: theirs(q, k, v, causal=True)
+    except ImportError:
+        pass
+    return functions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        figures = measure(functions_of(torch.device(options.device)), options.batches)
+    base = {name: figures.pop(f"libflashcore {name}", None) for name in ("attention", "kvcache")}
+    where = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else platform.processor()
+    print(f"flashcore {flashcore.version()}, torch {torch.__version__}, Python {platform.python_version()}, {where or 'CPU'}")
+    print("short way: " + ("yes" if ft.is_fast() else "no, libflashcore_python.so is not there or FLASHCORE_FAST=0"))
+    for name, library in base.items():
+        if library:
+            print(f"libflashcore itself, {name}: {library['us']:.2f} us, subtracted below")
+    print(f"{'host cost of a call':32}{'us':>8}{'best':>8}")
+    for name, figure in figures.items():
+        of = base["kvcache" if "kvcache" in name else "attention"] if "flash_attn_" in name or "flashcore" in name else None
+        if of:
+            figure["us"], figure["best_us"] = figure["us"] - of["us"], figure["best_us"] - of["best_us"]
+        print(f"{name:32}{figure['us']:8.2f}{figure['best_us']:8.2f}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"torch": torch.__version__, "python": sys.version, "host_us": figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

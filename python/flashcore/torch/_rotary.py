@@ -1,0 +1,20 @@
+"""Rotary embedding in torch, for the functions of `flash_attn`."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotary embedding of `[token, head, column]` in float32."""
+    half = cos.shape[1]
+    positions = positions.clamp(0, cos.shape[0] - 1)
+    cosine, sine = (table[positions].float().unsqueeze(1) for table in (cos, sin))
+    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned[..., :half], turned[..., half:]
+    pair = (first * cosine - second * sine, first * sine + second * cosine)
+    result = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([result.to(x.dtype), rest], -1)
