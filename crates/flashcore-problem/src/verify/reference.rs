@@ -286,7 +286,9 @@ impl<R: Real> Operands<'_, R> {
                 }
             }
             if let Some(scale) = way {
-                output.iter_mut().for_each(|element| *element = *element / (scale * sum));
+                for element in &mut output {
+                    *element = *element / (scale * sum);
+                }
             }
             return self.answer((shift, sum), &scores, output, leaning);
         };
@@ -302,7 +304,9 @@ impl<R: Real> Operands<'_, R> {
             }
         }
         let factor = unit / sum / largest;
-        output.iter_mut().for_each(|element| *element = *element * factor);
+        for element in &mut output {
+            *element = *element * factor;
+        }
         self.answer((shift, sum), &scores, output, leaning)
     }
 
