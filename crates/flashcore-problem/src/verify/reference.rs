@@ -258,7 +258,9 @@ impl<R: Real> Operands<'_, R> {
             }
         }
         let factor = unit / sum / largest;
-        output.iter_mut().for_each(|element| *element = *element * factor);
+        for element in &mut output {
+            *element = *element * factor;
+        }
         self.answer((shift, sum), &scores, output, leaning)
     }
 
