@@ -202,33 +202,35 @@ fn used<'a>(
     let group = problem.query_heads / problem.key_heads;
     // Of what a scale does not depend on, the first says all.
     let first_if = |is_one: bool, count: usize| if is_one { count.min(1) } else { count };
-    let heads = match is_query {
-        true => first_if(strides.key_head == 0 && strides.query_head == 0, problem.query_heads),
-        false => first_if(strides.key_head == 0, problem.key_heads),
+    let heads = if is_query {
+        first_if(strides.key_head == 0 && strides.query_head == 0, problem.query_heads)
+    } else {
+        first_if(strides.key_head == 0, problem.key_heads)
     };
     inputs.sequences(problem).flat_map(move |sequence| {
-        let mut rows = match is_query {
-            true => 0..first_if(strides.row == 0, sequence.query_length),
-            false => {
-                let keys = sequence.attended_range(problem);
-                keys.start..keys.start + first_if(strides.is_constant_in(problem), keys.len())
-            }
+        let mut rows = if is_query {
+            0..first_if(strides.row == 0, sequence.query_length)
+        } else {
+            let keys = sequence.attended_range(problem);
+            keys.start..keys.start + first_if(strides.is_constant_in(problem), keys.len())
         };
         // Rows that follow one another: of a paged cache, those of one page.
         let runs = std::iter::from_fn(move || {
             let row = rows.next()?;
-            let (place, count) = match is_query {
-                true => (sequence.query_row(row), rows.len() + 1),
-                false => (sequence.key_row(row), sequence.contiguous_keys(row).min(rows.len() + 1)),
+            let (place, count) = if is_query {
+                (sequence.query_row(row), rows.len() + 1)
+            } else {
+                (sequence.key_row(row), sequence.contiguous_keys(row).min(rows.len() + 1))
             };
             rows.start = row + count;
             Some((place, count))
         });
         runs.flat_map(move |(place, count)| {
             (0..heads).flat_map(move |head| {
-                let first = match is_query {
-                    true => strides.query_index(sequence.index, place, head, group),
-                    false => strides.key_index(sequence.index, place, head),
+                let first = if is_query {
+                    strides.query_index(sequence.index, place, head, group)
+                } else {
+                    strides.key_index(sequence.index, place, head)
                 };
                 (0..count).map(move |row| first + row * strides.row)
             })

@@ -5,7 +5,7 @@ use core::fmt;
 use flashcore_cpu::Level;
 use flashcore_kernels::Config;
 use flashcore_problem::{
-    Inputs, KvCacheProblem, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress,
+    DType, Inputs, KvCacheProblem, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress,
 };
 
 use crate::testkit::{BiasForm, Numbers, shape_text};
@@ -179,17 +179,12 @@ pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
 
 /// The options that give a problem its element types and scales.
 fn dtype_options(problem: &Problem) -> String {
-    let mut options = format!("--dtype {}", problem.dtype);
-    if let Some(dtype) = problem.kv_dtype {
-        options += &format!(" --kv-dtype {dtype}");
-    }
-    if let Some(dtype) = problem.out_dtype {
-        options += &format!(" --out-dtype {dtype}");
-    }
-    if Operand::ALL.iter().any(|operand| operand.is_scale() && operand.is_present(problem)) {
-        options += " --scales";
-    }
-    options
+    let option =
+        |name: &str, dtype: Option<DType>| dtype.map_or_else(String::new, |dtype| format!(" --{name} {dtype}"));
+    let has_scales = Operand::ALL.iter().any(|operand| operand.is_scale() && operand.is_present(problem));
+    let scales = if has_scales { " --scales" } else { "" };
+    let (kv_dtype, out_dtype) = (option("kv-dtype", problem.kv_dtype), option("out-dtype", problem.out_dtype));
+    format!("--dtype {}{kv_dtype}{out_dtype}{scales}", problem.dtype)
 }
 
 /// The name of a kind of inputs on the command line.

@@ -253,11 +253,10 @@ impl BiasForm {
 
 fn smallest_normal(dtype: DType) -> f64 {
     match dtype {
-        DType::F16 => 2.0_f64.powi(-14),
+        DType::F16 | DType::E5m2 => 2.0_f64.powi(-14),
         DType::Bf16 | DType::F32 => f64::from(f32::MIN_POSITIVE),
         DType::F64 => f64::MIN_POSITIVE,
         DType::E4m3 => 2.0_f64.powi(-6),
-        DType::E5m2 => 2.0_f64.powi(-14),
     }
 }
 

@@ -35,6 +35,7 @@ use crate::{Ending, Failure, interrupt};
 #[command(
     after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128 --dtype bf16 --kv-dtype e4m3 --scales\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Verify {
     /// The backend that computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]

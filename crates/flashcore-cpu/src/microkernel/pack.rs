@@ -108,6 +108,8 @@ pub(crate) unsafe fn pack_rows<V: Vector>(head: Head<'_>, rows: Range<usize>, pa
 #[inline(always)]
 pub(crate) fn scale_rows<R: Real>(packed: &mut [R], columns: usize, scales: &[R]) {
     for (row, &scale) in packed.chunks_exact_mut(columns).zip(scales) {
-        row.iter_mut().for_each(|element| *element *= scale);
+        for element in row {
+            *element *= scale;
+        }
     }
 }

@@ -43,12 +43,11 @@ pub(super) fn sequences() -> Vec<Sequences> {
                 (problem.out_dtype, problem.lse) = (out_dtype, true);
                 problem.mask = Mask::Causal(Alignment::BottomRight);
                 (problem.q_scale, problem.k_scale, problem.v_scale) = (dtype.is_float8(), true, true);
-                match page_size {
-                    Some(size) => {
-                        let width = keys.div_ceil(size);
-                        (problem.paged, problem.seqused_k) = (Some(PagedKv::new(size, 3 * width, width)), true);
-                    }
-                    None => (problem.total_q, problem.total_k) = (Some(3 * queries), Some(3 * keys)),
+                if let Some(size) = page_size {
+                    let width = keys.div_ceil(size);
+                    (problem.paged, problem.seqused_k) = (Some(PagedKv::new(size, 3 * width, width)), true);
+                } else {
+                    (problem.total_q, problem.total_k) = (Some(3 * queries), Some(3 * keys));
                 }
                 let (lengths, numbers, bias) = (SequenceLengths::Ragged, Numbers::Normal, BiasForm::default());
                 all.push(Sequences { problem, lengths, numbers, bias });
