@@ -54,7 +54,7 @@ fn problem(number: usize) -> KvCacheProblem {
         PagedKv::new(page_size, attention.cache_batches() * width + 1, width)
     });
     attention.leftpad_k = number % 5 == 3;
-    attention.total_q = (number % 3 == 0).then_some(3 * queries);
+    attention.total_q = number.is_multiple_of(3).then_some(3 * queries);
     attention.seqused_q = number % 7 == 4;
     if attention.paged.is_none() && number % 4 == 1 {
         let mut strides = attention.strides();
@@ -64,11 +64,12 @@ fn problem(number: usize) -> KvCacheProblem {
     let new_length = [1, 2, 16, 7][number % 4];
     let total_new = (number % 3 == 2).then_some(2 * new_length + 1);
     let mut problem = KvCacheProblem::new(attention, new_length).with_total_new(total_new);
-    let style = if number % 2 == 0 { RotaryStyle::Neox } else { RotaryStyle::GptJ };
+    let style = if number.is_multiple_of(2) { RotaryStyle::Neox } else { RotaryStyle::GptJ };
     let dim = [head_dim, head_dim / 2 / 8 * 8, 8][number / 2 % 3].max(8);
     let table_dtype = (number % 4 == 1).then_some(DType::F32);
     let max_position = if number % 6 == 5 { 60 } else { problem.attention.key_length + 3 };
-    problem.rotary = (number % 4 > 0).then(|| Rotary { table_dtype, ..Rotary::new(style, dim, max_position) });
+    problem.rotary =
+        (!number.is_multiple_of(4)).then(|| Rotary { table_dtype, ..Rotary::new(style, dim, max_position) });
     problem.rotary_seqlens = problem.rotary.is_some() && number % 5 == 1;
     problem
 }

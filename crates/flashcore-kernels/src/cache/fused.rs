@@ -21,7 +21,6 @@ const MOST_OPERAND_REGISTERS: u32 = 160;
 
 /// Everything of an append that is compiled into the attention kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a kind of operand of its own")]
 pub struct FusedAppend {
     /// True if new keys are packed (`cu_seqlens_k_new`).
     pub packed_new: bool,
