@@ -54,7 +54,7 @@ fn problem(number: usize) -> KvCacheProblem {
         PagedKv::new(page_size, attention.cache_batches() * width + 1, width)
     });
     attention.leftpad_k = number % 5 == 3;
-    attention.total_q = (number % 3 == 0).then_some(3 * queries);
+    attention.total_q = number.is_multiple_of(3).then_some(3 * queries);
     attention.seqused_q = number % 7 == 4;
     if attention.paged.is_none() && number % 4 == 1 {
         let mut strides = attention.strides();
@@ -64,11 +64,12 @@ fn problem(number: usize) -> KvCacheProblem {
     let new_length = [1, 2, 16, 7][number % 4];
     let total_new = (number % 3 == 2).then_some(2 * new_length + 1);
     let mut problem = KvCacheProblem::new(attention, new_length).with_total_new(total_new);
-    let style = if number % 2 == 0 { RotaryStyle::Neox } else { RotaryStyle::GptJ };
+    let style = if number.is_multiple_of(2) { RotaryStyle::Neox } else { RotaryStyle::GptJ };
     let dim = [head_dim, head_dim / 2 / 8 * 8, 8][number / 2 % 3].max(8);
     let table_dtype = (number % 4 == 1).then_some(DType::F32);
     let max_position = if number % 6 == 5 { 60 } else { problem.attention.key_length + 3 };
-    problem.rotary = (number % 4 > 0).then(|| Rotary { table_dtype, ..Rotary::new(style, dim, max_position) });
+    problem.rotary =
+        (!number.is_multiple_of(4)).then(|| Rotary { table_dtype, ..Rotary::new(style, dim, max_position) });
     problem.rotary_seqlens = problem.rotary.is_some() && number % 5 == 1;
     problem
 }
@@ -91,6 +92,11 @@ fn one_launch_gives_the_bits_of_two() {
     }
 }
 
+/// Gives every entry of a page table a page that no other has: lengths that were changed may append to any.
+fn pages_of_their_own(page_table: &mut [i32]) {
+    page_table.iter_mut().zip(0..).for_each(|(entry, page)| *entry = page);
+}
+
 /// Caches that are full, and lengths far beyond: new keys without a row are skipped, and nothing else is touched.
 #[test]
 fn full_caches() {
@@ -101,7 +107,10 @@ fn full_caches() {
             let rotary = Rotary::new(RotaryStyle::Neox, 64, 210);
             let problem = KvCacheProblem::new(attention, 3).with_rotary(rotary);
             let differences = trial(&problem, 1)
-                .differences(config(number), |cache_seqlens, _| cache_seqlens.copy_from_slice(&lengths))
+                .differences(config(number), |cache_seqlens, page_table| {
+                    cache_seqlens.copy_from_slice(&lengths);
+                    pages_of_their_own(page_table);
+                })
                 .unwrap_or_else(|error| panic!("{problem}: {error}"));
             assert_eq!(differences, [""; 0], "{problem}");
         }
@@ -118,6 +127,7 @@ fn pages_out_of_range() {
     let problem = KvCacheProblem::new(attention, 2);
     let differences = trial(&problem, 0).differences(config(0), |cache_seqlens, page_table| {
         cache_seqlens.copy_from_slice(&[100, 31, 64, 5]);
+        pages_of_their_own(page_table);
         page_table[6] = -1;
         page_table[13 + 2] = 53;
         page_table[2 * 13 + 4] = i32::MAX;
