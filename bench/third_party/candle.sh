@@ -7,8 +7,11 @@
 #     bench/third_party/candle.sh --check PATH   # only checks that they compile
 #     bench/third_party/candle.sh --cpu [PATH]   # the same tests with CPU tensors
 #
-# With --cpu one line of the copies is another, which the script prints: Device::new_cuda(0)? becomes Device::Cpu. Nothing is
-# left out then, and nothing but cargo is needed. The arguments, the tensors and the expected numbers are candle's.
+# With --cpu one line of the copies is another, which the script prints: Device::new_cuda(0)? becomes Device::Cpu. Head dim
+# 512 is computed there, and nothing but cargo is needed. The arguments, the tensors and the expected numbers are candle's.
+# One test is left out:
+#   flash_attn_acausal_gqa of v3    its numbers, to four digits, are those of weights rounded to f16, as tensor cores take
+#                                   them; the CPU does not round weights, and gives the f16 next to the exact result
 #
 # Without --cpu it needs a GPU of compute capability 8.0 or later, its driver, and what candle's feature `cuda` needs to build: nvcc, a C++
 # compiler, and the libraries cudart, cublas, cublasLt, curand and nvrtc to link with. Tests are left out for one reason:
@@ -90,7 +93,7 @@ if [ -n "$only_check" ]; then
     exit
 fi
 if [ -n "$on_cpu" ]; then
-    "${command[@]}"
+    "${command[@]}" -- --skip flash_attn_acausal_gqa
     exit
 fi
 "${command[@]}" -- --skip hd512 --skip head_dim_4
