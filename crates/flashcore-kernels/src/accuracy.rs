@@ -14,7 +14,7 @@ const TF32_ROUNDOFF: f64 = 1.0 / 2048.0;
 const WEIGHT_L2: f64 = 0.375;
 const WEIGHT_MAX: f64 = 1.0;
 
-/// What a kernel makes of its operands before it multiplies them.
+/// Precision of the operands as a kernel multiplies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accuracy {
     /// It multiplies them as they are, and sums in `f32`.
@@ -36,7 +36,7 @@ impl fmt::Display for Accuracy {
 }
 
 impl Config {
-    /// What the kernel makes of its operands before it multiplies them.
+    /// The precision of the operands as the kernel multiplies them.
     pub const fn accuracy(self) -> Accuracy {
         match self {
             Self::Ampere(AmpereConfig { tf32: Some(Tf32Products::Three), .. }) => Accuracy::NearF32,

@@ -100,7 +100,7 @@ pub struct Options {
     pub step_limit: u64,
     /// The most steps that a warp takes before another may run.
     pub longest_turn: u32,
-    /// How tensor cores add in `f32`.
+    /// The addition of tensor cores in `f32`.
     pub tensor_sum: TensorSum,
 }
 

@@ -7,7 +7,7 @@
 //! cut off to `f32`. Subnormal factors keep the least exponent of their type.
 //!
 //! For 8-bit floats the model is the same with fewer bits. Their number is what others report (13 to 14 bits: DeepSeek-V3,
-//! section 3.3.2; SageAttention 2); no GPU has been asked by this project yet, and `flashcore conformance` on one asks it.
+//! section 3.3.2, and the paper of `SageAttention2`); no GPU has been asked by this project yet, and `flashcore conformance` on one asks it.
 //!
 //! Cutting off pulls sums towards zero by up to a unit in the last place for each instruction of a chain: harmless where
 //! operands have 16 bits, and what an `f32` kernel has to be judged with.
@@ -75,16 +75,19 @@ impl TensorSum {
         start: f32,
         products: impl Iterator<Item = (f64, f64)> + Clone,
     ) -> f32 {
-        let exact = || products.clone().fold(f64::from(start), |sum, (a, b)| sum + a * b) as f32;
-        match self {
-            Self::Exact => exact(),
-            Self::Truncating { fraction, fp8_fraction } => {
-                let fraction = if factors[0].is_fp8 { fp8_fraction } else { fraction };
-                // Infinities and NaNs are those of the exact sum.
-                truncating(fraction as i32, factors, start, products.clone()).unwrap_or_else(exact)
-            }
-        }
+        let fraction = match self {
+            Self::Exact => return exact(start, products),
+            Self::Truncating { fp8_fraction, .. } if factors[0].is_fp8 => fp8_fraction,
+            Self::Truncating { fraction, .. } => fraction,
+        };
+        // Infinities and NaNs are those of the exact sum.
+        truncating(fraction as i32, factors, start, products.clone()).unwrap_or_else(|| exact(start, products))
     }
+}
+
+/// The sum in `f64`, rounded once.
+fn exact(start: f32, products: impl Iterator<Item = (f64, f64)>) -> f32 {
+    products.fold(f64::from(start), |sum, (a, b)| sum + a * b) as f32
 }
 
 /// A number as significand and exponent: `significand * 2^(exponent - fraction)`, a subnormal with the least exponent.

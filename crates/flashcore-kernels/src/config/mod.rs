@@ -199,6 +199,8 @@ impl Config {
     pub(crate) const fn dims(self) -> (usize, usize) {
         match self {
             Self::Scalar(_) => (1, 1024),
+            // Wider outputs leave no registers for the parts of `f32`: ptxas spills.
+            Self::Ampere(AmpereConfig { tf32: Some(_), .. }) => (8, 128),
             Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => (8, 256),
         }
     }

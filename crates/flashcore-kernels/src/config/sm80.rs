@@ -160,7 +160,7 @@ impl AmpereConfig {
     /// Registers per thread that hold operands and results: query (16-bit pairs, or `f32`), scores and output, what is
     /// added to scores, and what warps that share keys send each other. `f32` has the sums of chains beside them, and P
     /// twice.
-    pub const fn operand_registers(self, specialization: Specialization) -> u32 {
+    pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];
         let query = match (self.query, self.tf32) {
             (QueryPlace::Registers, None) => head_dim.next_multiple_of(16) / 4,
@@ -170,11 +170,13 @@ impl AmpereConfig {
         let (output, scores) = (value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
         // Sums of chains, and the parts of operands: those of both rows of a warp meet those of the other operand.
         let m_tiles = self.rows_per_warp / 16;
-        let parts = 16 * m_tiles * m_tiles;
+        // What is added to scores takes what ptxas has left at 128 columns, and more.
+        let terms = if specialization.has_terms() || specialization.has_expressions() { 44 } else { 0 };
+        let parts = 16 * m_tiles * m_tiles + terms;
         let chains = if m_tiles * output >= MANY_OUTPUT_REGISTERS { 16 } else { 32 };
         let (scores, chains) = match self.tf32 {
             None => (scores, 0),
-            Some(Tf32Products::One) => (scores, (chains + parts) / 2),
+            Some(Tf32Products::One) => (scores, chains / 2 + parts / 2),
             Some(Tf32Products::Three) => (2 * scores, chains + parts),
         };
         // Loads of a bias begin before they are needed, and have addresses.
@@ -191,7 +193,7 @@ impl AmpereConfig {
     }
 
     /// True if operands and results stay in registers.
-    pub(crate) const fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
+    pub(crate) fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
         self.operand_registers(specialization) <= most_operand_registers(arch)
     }
 

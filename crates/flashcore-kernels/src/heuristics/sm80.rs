@@ -59,13 +59,13 @@ const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps:
 const F32: AmpereConfig = AmpereConfig { tile_n: 32, tf32: Some(Tf32Products::Three), ..BASE };
 /// Heads of more than 64 columns in `f32`, whose query leaves no room in the registers.
 const F32_MIDDLE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..F32 };
-/// Heads of up to 256 columns in `f32`.
+/// The same where something is added to scores, which takes registers.
 const F32_WIDE: AmpereConfig = AmpereConfig { tile_n: 16, ..F32_MIDDLE };
 /// The same where shared memory is small.
 const F32_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, ..F32_WIDE };
 /// Few rows over many keys in `f32`.
 const F32_DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, tile_n: 64, ..F32_MIDDLE };
-/// The same where shared memory is small, or heads are wide.
+/// The same where shared memory is small.
 const F32_DECODE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..F32_MIDDLE };
 
 /// Every config that some problem of `f32` gets; those of few rows also packed, and with chunks.
@@ -190,8 +190,7 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
 pub(super) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let candidates: &[_] = match problem.head_dim.max(problem.value_dim) {
         ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
-        65..=128 => &[F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
-        _ => &[F32_WIDE, F32_WIDE_SMALL],
+        _ => &[F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
     };
     let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target.arch));
     decode.or_else(|| first_f32(problem, target.arch, candidates))

@@ -77,7 +77,7 @@ pub(crate) struct Scene<'c, 'k> {
     pub(crate) program: &'c Program<'k>,
     pub(crate) arguments: &'c Arguments,
     pub(crate) placement: Placement,
-    /// How tensor cores add in `f32`.
+    /// The addition of tensor cores in `f32`.
     pub(crate) tensor_sum: TensorSum,
 }
 

@@ -78,7 +78,7 @@ pub enum ExecuteError {
 pub struct SimExecutor {
     /// Decides how the warps of a CTA interleave.
     pub seed: u64,
-    /// How tensor cores add in `f32`.
+    /// The addition of tensor cores in `f32`.
     pub tensor_sum: TensorSum,
 }
 

@@ -13,7 +13,7 @@ use flashcore_ir::Arch;
 /// Cases whose terms differ much in size.
 const TELLING: [&str; 3] = ["normal", "wide", "no accumulator"];
 
-/// How well the model repeats the recorded sums of one form of product, by the bits that it keeps.
+/// Fit of the model to the recorded sums of one form of product, by the bits that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SumFit {
     /// The form of the product.
