@@ -260,3 +260,22 @@ def test_eviction(random):
         first.is_used = True
         assert len(cache.plans) <= 8
     assert cache.find(1) is first, "a plan that calls use stays"
+
+
+def test_two_libraries_beside_each_other(random, tmp_path, monkeypatch):
+    """Another copy of the package and of its library, under another name, in one process."""
+    import importlib
+    import shutil
+
+    from flashcore import _library
+
+    copy = tmp_path / "flashcore_other"
+    shutil.copytree(os.path.dirname(flashcore.__file__), copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copyfile(_library.path(), copy / "libflashcore.so")
+    monkeypatch.setenv("FLASHCORE_LIBRARY", str(copy / "libflashcore.so"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    other = importlib.import_module("flashcore_other")
+    assert importlib.import_module("flashcore_other._library").LIBRARY._handle != _library.LIBRARY._handle
+    q, k, v = (random.standard_normal((1, 2, 200, 64)).astype("float32") for _ in "qkv")
+    for _ in range(2):
+        assert (other.attention(q, k, v, causal=True) == flashcore.attention(q, k, v, causal=True)).all()
