@@ -4,7 +4,7 @@ use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, Numbers};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, LaunchPlan, Reason, heuristics};
+use flashcore_kernels::{Accuracy, Config, LaunchPlan, Reason, Target, heuristics};
 use flashcore_problem::{DType, Inputs, Problem, Stress};
 
 use crate::support::{config, problem};
@@ -96,21 +96,22 @@ fn counters() {
     }
 }
 
-/// The default is 3xTF32 wherever the kernel takes the problem, never 1xTF32, and the scalar kernel elsewhere.
+/// A search begins with 3xTF32 wherever the kernel takes the problem, never with 1xTF32; the default is the scalar kernel.
 #[test]
-fn defaults() {
+fn starting_points() {
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm120] {
-        for dim in [8, 64, 96, 128] {
+        let target = Target { arch, num_sms: 108 };
+        for dim in [8, 64, 96, 128, 256] {
             for (queries, keys) in [(300, 300), (1, 4096)] {
                 let problem = Problem::new(1, 4, queries, dim, DType::F32).with_key_length(keys);
-                let config = heuristics::select(&problem, arch);
-                assert_eq!(config.accuracy(), flashcore_kernels::Accuracy::NearF32, "{arch}, {dim}: {config}");
-                LaunchPlan::new(&problem, config, arch).unwrap_or_else(|reasons| panic!("{arch}, {dim}: {reasons:?}"));
+                assert_eq!(heuristics::select(&problem, target), Config::scalar());
+                let points = heuristics::starting_points(&problem, target);
+                let accuracies: Vec<_> = points.into_iter().map(Config::accuracy).collect();
+                let expected: &[_] =
+                    if dim <= 128 { &[Accuracy::Exact, Accuracy::NearF32] } else { &[Accuracy::Exact] };
+                assert_eq!(accuracies, expected, "{arch}, {dim}");
             }
         }
-    }
-    for dim in [12, 136, 256] {
-        assert_eq!(heuristics::select(&Problem::new(1, 1, 9, dim, DType::F32), Arch::Sm80), Config::scalar());
     }
     let refused = LaunchPlan::new(&Problem::new(1, 1, 9, 64, DType::F32), Config::ampere(), Arch::Sm80);
     assert!(matches!(&refused.expect_err("no products")[..], [Reason::Tf32 { .. }]));

@@ -18,10 +18,8 @@ pub use search::{search_space, starting_points};
 /// The config for a problem on a GPU unless another is asked for.
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
-    if problem.dtype == DType::F32 {
-        return sm80::select_f32(problem, target).map_or_else(Config::scalar, Config::Ampere);
-    }
-    if !Config::ampere().dtypes().contains(&problem.dtype) {
+    // 3xTF32 (`sm80::select_f32`) is where a search starts; it becomes the default once it has run on a GPU.
+    if problem.dtype == DType::F32 || !Config::ampere().dtypes().contains(&problem.dtype) {
         return Config::scalar();
     }
     let decode = || sm80::select_decode(problem, target).map(Config::Ampere);

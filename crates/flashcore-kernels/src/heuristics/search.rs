@@ -1,7 +1,7 @@
 //! Search space: the configs near a config, where a search for a better one goes next.
 
 use flashcore_ir::Arch;
-use flashcore_problem::Problem;
+use flashcore_problem::{DType, Problem};
 
 use super::{select, sm80, sm90};
 use crate::config::{AmpereConfig, Config, HopperConfig, QueryPlace, ScalarConfig, WarpScheduler};
@@ -16,7 +16,8 @@ const TILE_N: [u32; 6] = [16, 32, 48, 64, 96, 128];
 pub fn starting_points(problem: &Problem, target: Target) -> Vec<Config> {
     let default = select(problem, target);
     let ampere = sm80::ALL.into_iter().filter(|config| config.num_splits == 1).map(Config::Ampere);
-    let others = ampere.chain(sm90::ALL.map(Config::Hopper)).filter(|config| *config != default);
+    let tf32 = (problem.dtype == DType::F32).then(|| sm80::select_f32(problem, target)).flatten().map(Config::Ampere);
+    let others = ampere.chain(sm90::ALL.map(Config::Hopper)).filter(|config| *config != default).chain(tf32);
     let mut points: Vec<_> = [default].into_iter().chain(others).collect();
     points.retain(|config| LaunchPlan::new(problem, *config, target).is_ok());
     points
@@ -102,7 +103,6 @@ impl AmpereConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::DType;
 
     /// Every config that a search can reach runs the problem, is another, and is found again by its name.
     #[test]

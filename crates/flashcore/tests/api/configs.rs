@@ -24,7 +24,6 @@ fn configs_are_written_field_by_field() {
         rescale: Rescale::IfChanged,
         load_bytes: 16,
         accumulation: Accumulation::F32,
-        tf32: None,
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
