@@ -225,8 +225,11 @@ impl KvCacheTrial {
             copy_outputs(&memory, &operands, &mut outputs);
         }
         let caches = self.read_caches(&memory, &values);
-        let query =
-            if problem.transforms() { memory.read(values.query_output) } else { self.expected.query.data.clone() };
+        let query = match values.query_output {
+            // No rotation, or no query rows.
+            0 => self.expected.query.data.clone(),
+            address => memory.read(address),
+        };
         let words = memory.read(values.lengths);
         let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         let query = Tensor { dtype: attended.dtype, data: query };
