@@ -48,7 +48,9 @@ impl Sequences {
 
 /// Packed and paged sequences as serving engines pass them, by every kernel that takes them.
 pub fn serving(runner: Runner) -> Vec<Case> {
-    let groups = [varlen(), paged(), decode(), few_rows(), chunked(), features(), kv_cache(), float8::sequences()];
+    // No GPU kernel has 8-bit types.
+    let float8 = if matches!(runner, Runner::Cpu(_)) { float8::sequences() } else { Vec::new() };
+    let groups = [varlen(), paged(), decode(), few_rows(), chunked(), features(), kv_cache(), float8];
     let mut cases = Vec::new();
     for (seed, sequences) in groups.into_iter().flatten().enumerate() {
         let backends = backends(runner, &sequences.problem);
