@@ -67,7 +67,7 @@ pub enum ProblemError {
     },
     /// Types of query, key and value, and output that no backend has together.
     #[error(
-        "query, key and value, and output are {}, {} and {}; key and value may be e4m3 or e5m2 with a query of f16, bf16 \
+        "dtype, kv_dtype and out_dtype are {}, {} and {}; key and value may be e4m3 or e5m2 with a query of f16, bf16 \
          or f32 and an output of the same, or with a query of e4m3 and an output of f16 or bf16",
         types.query, types.key_value, types.output
     )]

@@ -135,7 +135,7 @@ fn types_without_a_common_backend_are_refused() {
         Problem::new(1, 1, 1, 8, DType::F16).with_kv_dtype(Some(DType::E4m3)).with_out_dtype(Some(DType::Bf16));
     assert_eq!(
         problem.validate().unwrap_err().to_string(),
-        "query, key and value, and output are f16, e4m3 and bf16; key and value may be e4m3 or e5m2 with a query of f16, \
+        "dtype, kv_dtype and out_dtype are f16, e4m3 and bf16; key and value may be e4m3 or e5m2 with a query of f16, \
          bf16 or f32 and an output of the same, or with a query of e4m3 and an output of f16 or bf16"
     );
     assert_eq!(problem.dtypes(), types);
