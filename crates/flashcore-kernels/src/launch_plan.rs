@@ -97,7 +97,8 @@ impl KernelLaunch {
         &self.tensor_maps
     }
 
-    /// The first of the words of an append inside of the launch ([`FusedValues::words`](crate::cache::FusedValues::words)), where the kernel has those.
+    /// The first of the words of an append inside of the launch, where the kernel has those
+    /// ([`FusedValues::words`](crate::cache::FusedValues::words)).
     pub const fn append_words(&self) -> Option<usize> {
         self.append_words
     }

@@ -12,8 +12,9 @@ use crate::{BiasStrides, DType, PagedKv, Paging, Problem, Shape, Strides, TotalR
 ///
 /// The sections: `tensors` have the element type and the layout of the problem; `outputs` and `inputs` are contiguous
 /// vectors of 4-byte numbers that are there if a switch of the problem is on; `strided` are inputs of `f32` whose strides
-/// come with each call; `scales` are those of 8-bit tensors, the same, which no GPU kernel takes yet. A row of a vector: name, variant, element type, elements, the switch with its setter, the setter
-/// of the operand, and how random inputs fill it from which stream.
+/// come with each call; `scales` are those of 8-bit tensors, the same, which no GPU kernel takes yet. A row of a vector:
+/// name, variant, element type, elements, the switch with its setter, the setter of the operand, and how random inputs fill
+/// it from which stream.
 #[macro_export]
 macro_rules! operands {
     ($callback:ident) => {
