@@ -102,7 +102,7 @@ fn profile() {
 fn an_experiment() {
     let scratch = Scratch::new("experiment");
     let experiment = "title = \"t\"\ndate = \"2026-01-01\"\nhypothesis = \"h\"\npredicted_percent = 0.0\na = \"cpu\"\nb = \"cpu\"\n\
-                arguments = [\"--shape\", \"1x1x64x32\", \"--seconds\", \"60\", \"--minimum\", \"0.001\"]\n\
+                arguments = [\"--shape\", \"1x4x1024x64\", \"--seconds\", \"600\", \"--minimum\", \"0.001\"]\n\
                 conclusion = \"\"\n";
     scratch.write("long.toml", experiment);
     let path = text(scratch.path());
