@@ -142,6 +142,30 @@ fn every_mistake_is_caught() {
     }
 }
 
+/// The bounds of few elements are the widest. Truncation needs more elements to show.
+#[test]
+fn every_mistake_is_caught_in_few_elements() {
+    let cases = [DType::F16, DType::Bf16].into_iter().flat_map(|dtype| [1, 4, 8].map(|columns| (dtype, columns)));
+    for (dtype, columns) in cases {
+        let mut problem = Problem::new(1, 4, 97, 64, dtype);
+        (problem.key_heads, problem.query_length, problem.value_dim) = (2, 1, columns);
+        problem.lse = true;
+        let caught = Mistake::ALL.into_iter().filter(|mistake| match mistake {
+            Mistake::WeightsCut | Mistake::OutputCut | Mistake::MaskShifted | Mistake::KeyValueSwapped => false,
+            // Two columns, or four, are needed to make these; and four elements hardly tell roundings apart.
+            Mistake::ColumnsExchanged | Mistake::ElementZeroed | Mistake::WeightsInFp8 => columns > 1,
+            _ => true,
+        });
+        let trials: Vec<Trial> = (10..16).map(|seed| Trial::new(&problem, Inputs::random(&problem, seed))).collect();
+        for mistake in caught {
+            for trial in &trials {
+                let verdict = trial.flash(TILE, mistake);
+                assert!(!verdict.passed(), "{mistake:?}, {problem}: {verdict}");
+            }
+        }
+    }
+}
+
 /// One bad element among many shows in the largest error only, a small error everywhere in the norm only, and a smaller
 /// one that is the same everywhere in the bias only.
 #[test]

@@ -36,9 +36,18 @@
 //! inputs (0.65e-3 relative L2, largest error 6% to 18% above the bound, log-sum-exp 1.3e-3). They are configurations
 //! to be measured, and this gate makes no exception for them.
 //!
-//! An output of few elements is a small sample: with weights rounded relative to the row max, the single element of a
-//! random problem of 22 keys had ten times the error that normalized weights gave, and both are rounded to nearest. So
-//! the reference of an 8-bit or 16-bit problem with at most 256 elements is the worst of nine ways to round its weights.
+//! An output of few elements is a small sample: both are rounded to nearest, and weights relative to the row max may be
+//! several times as wrong as normalized ones. So the reference of an 8-bit or 16-bit problem with at most 32 elements is
+//! the worst of nine ways to round its weights. Measured with `f16` and `bf16`, 8 to 203 keys, 60 to 1,500 seeds each: of the
+//! bound on the relative L2 error that one way gives, a correct tiled kernel of 32 keys a tile needs at most
+//!
+//! | elements | 1 | 2 | 4 | 8 | 16 | 32 | 64 | 256 | 1024 |
+//! |---|---|---|---|---|---|---|---|---|---|
+//! | one way | 31 | 2.7 | 1.5 | 0.81 | 0.54 | 0.42 | 0.39 | 0.35 | 0.34 |
+//!
+//! and with nine ways, 300 seeds of 97 keys, 0.48 with 4 elements, 0.43 with 8 and 0.36 with 32. These nine let through
+//! weights of 8 bits in 13 of 300 outputs of 4 elements (one way: 3) and 2 of 300 of 8 elements (1), and no other planted
+//! mistake that one way catches, truncation apart, which neither sees in so few elements.
 //!
 //! Types of 8 bits: codes are exact in every type that sums have, and so are products of two codes in `f32`. Against the
 //! oracle on the same codes, key and value in FP8 under a query of 16 or 32 bits have the bounds of the query's type and

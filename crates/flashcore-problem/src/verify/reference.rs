@@ -30,11 +30,10 @@ pub fn reference(problem: &Problem, inputs: &Inputs) -> Result<Outputs, Invalid>
     })
 }
 
-/// Elements of an output up to which the error of one way to round weights says little about that of another.
-///
-/// A row of 22 keys and one column, whose weights cancel to a twentieth, came out 4.1 times as wrong with weights
-/// relative to the row max as with normalized ones: four elements in all, and both are roundings to nearest.
-const FEW_ELEMENTS: usize = 256;
+/// Elements of an output up to which the error of one way to round weights says little about that of another: the least
+/// power of two from which a correct kernel needs less than half of what the usual way alone would allow. The table is in
+/// the prose of [`Limits`](crate::Limits).
+const FEW_ELEMENTS: usize = 32;
 
 /// The error of the [`reference()`] against the [`oracle`](crate::oracle()).
 ///
