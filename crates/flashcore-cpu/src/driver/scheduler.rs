@@ -12,6 +12,8 @@
 //!   its lengths and the level alone. The splits of a row are merged in their order.
 //! * Sequences whose items are long come first, and of these the last rows, which under a causal mask attend the most (LPT,
 //!   longest processing time first): a thread that is alone at the end is done soon.
+//! * Of a sequence that is decoded, the same keys of all heads follow one another: heads lie beside each other in a page of a
+//!   KV cache, or in every row, and what the translation of addresses has found for one serves the next.
 
 use super::parallel::LoopSchedule;
 use crate::attend::blocked::KV_TILE;
@@ -299,9 +301,14 @@ impl<'a> TileScheduler<'a> {
         let (sequence, before) = self.sequence_of(index, |sequence| sequence.items_before);
         let (num_splits, row_items) = (sequence.num_splits(), sequence.row_items(self.item_rows));
         let index = index - before;
-        let (group, split) = (index / num_splits / row_items, index % num_splits);
+        let (group, row_item, split) = if sequence.is_decode {
+            let (sequence, index) = (index / (self.key_heads * num_splits), index % (self.key_heads * num_splits));
+            (sequence * self.key_heads + index % self.key_heads, 0, index / self.key_heads)
+        } else {
+            (index / num_splits / row_items, index / num_splits % row_items, index % num_splits)
+        };
         let item_rows = sequence.largest_rows(self.item_rows);
-        let first_row = (row_items - 1 - index / num_splits % row_items) * item_rows;
+        let first_row = (row_items - 1 - row_item) * item_rows;
         let first_key = sequence.keys.start + split * sequence.split_keys;
         let first = sequence.partials_before + group * sequence.rows * num_splits;
         Item {
