@@ -8,6 +8,7 @@ use flashcore_problem::{KvCacheProblem, Operand, Problem};
 
 use crate::attention::block_mask::BlockMaskShape;
 use crate::attention::scheduler::chunks::most_units;
+use crate::attention::scheduler::dynamic::COUNTER_BYTES;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
@@ -177,6 +178,10 @@ impl LaunchPlan {
         if let Some(shape) = block_mask.filter(|_| config.precomputes_block_mask(specialization)) {
             launches.push(KernelLaunch::new(spec(Stage::BlockMask), shape.grid(), common.clone()));
         }
+        let dynamic = matches!(config, Config::Hopper(HopperConfig { dynamic: true, .. }));
+        if dynamic {
+            launches.push(KernelLaunch::new(spec(Stage::ResetCounter), [1, 1, 1], plain.clone()));
+        }
         let mut attention = KernelLaunch::new(spec(Stage::Attention), grid, common);
         attention.extend_with_append(&append_arguments);
         attention.arguments.extend(extra.arguments());
@@ -189,7 +194,7 @@ impl LaunchPlan {
             if hopper.persistent {
                 let mut ctas = grid[0].min(num_sms.max(1));
                 let heads = problem.query_heads as u32;
-                if specialization.has_query_lengths() && specialization.right && heads <= ctas {
+                if specialization.has_query_lengths() && specialization.right && heads <= ctas && !dynamic {
                     // Sequences of equal length: long and short tiles alternate for each CTA.
                     ctas -= ctas % heads;
                 }
@@ -222,7 +227,9 @@ impl LaunchPlan {
                 reasons
             })?;
         }
-        let workspace_bytes = block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes);
+        // Sequences have neither splits nor a block mask beside the counter.
+        let counter = if dynamic { COUNTER_BYTES } else { 0 };
+        let workspace_bytes = (block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes)).max(counter);
         Ok(Self { config, launches, workspace_bytes, block_mask_offset, problem: problem.clone() })
     }
 

@@ -9,6 +9,7 @@ use crate::cache::AppendSpec;
 use crate::config::{AmpereConfig, Config, HopperConfig};
 use crate::merge::MergeSpec;
 use crate::specialization::Specialization;
+use flashcore_problem::DType;
 
 /// The key of generated and loaded kernels: everything that the text of a kernel depends on, for each operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +44,8 @@ pub struct KernelSpec {
 /// Kernels of a plan, in the order in which they are launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
+    /// Sets the counter that a dynamic scheduler takes tiles from to zero.
+    ResetCounter,
     /// Block-mask precompute: classifies blocks of the score matrix as empty, partial or full before attention.
     BlockMask,
     /// Attention.
@@ -83,6 +86,11 @@ impl KernelSpec {
                 }
                 _ => (Config::scalar(), specialization.for_combine()),
             },
+            Stage::ResetCounter => {
+                let pdl = matches!(config, Config::Hopper(HopperConfig { pdl: true, .. }));
+                let config = HopperConfig { dynamic: true, pdl, ..HopperConfig::BASE };
+                (Config::Hopper(config), Specialization::new(DType::F16, 64))
+            }
             Stage::Attention | Stage::BlockMask => (config.compiled(), specialization),
         };
         Self { stage, config, specialization, arch }

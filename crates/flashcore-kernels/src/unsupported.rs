@@ -81,6 +81,10 @@ pub enum Reason {
     )]
     Group { group: usize, tile_m: usize },
     #[error(
+        "{config} takes tiles from a counter, which is for query lengths on the device (cu_seqlens_q, seqused_q): leave -dynamic out"
+    )]
+    Dynamic { config: Config },
+    #[error(
         "rows of some tensor begin at multiples of {width} bytes only; the {kernel} kernel takes multiples of {MAX_VEC_BYTES}: pad the strides, or take an ampere config"
     )]
     Width { kernel: &'static str, width: u32 },
@@ -234,6 +238,9 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
     let (group, tile_m) = (problem.query_heads / problem.key_heads.max(1), hopper.tile_m() as usize);
     if hopper.pack_gqa && !tile_m.is_multiple_of(group) {
         reasons.push(Reason::Group { group, tile_m });
+    }
+    if hopper.dynamic && !specialization.has_query_lengths() {
+        reasons.push(Reason::Dynamic { config });
     }
     if specialization.vec_bytes < MAX_VEC_BYTES {
         reasons.push(Reason::Width { kernel, width: specialization.vec_bytes });

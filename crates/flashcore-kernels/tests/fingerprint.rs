@@ -162,7 +162,7 @@ fn fingerprint() -> String {
                         text.push_str(&line(&format!("{family} {number}{tile}, {name}"), &launch.kernel()));
                         text.push('\n');
                     }
-                    Stage::BlockMask | Stage::Combine => {
+                    Stage::ResetCounter | Stage::BlockMask | Stage::Combine => {
                         sides.insert(line("beside it", &launch.kernel()));
                     }
                 }
@@ -174,7 +174,7 @@ fn fingerprint() -> String {
         for launch in &plan.launches {
             let label = match launch.spec.stage {
                 Stage::Attention => format!("append {name}"),
-                Stage::BlockMask | Stage::Combine => format!("append {name}, combine"),
+                Stage::ResetCounter | Stage::BlockMask | Stage::Combine => format!("append {name}, combine"),
             };
             text.push_str(&line(&label, &launch.kernel()));
             text.push('\n');

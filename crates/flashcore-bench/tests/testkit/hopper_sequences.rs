@@ -24,6 +24,13 @@ const CONFIGS: [&str; 5] = [
     "hopper-64x64-4stage-2kvgroups-2cluster-pdl",
 ];
 
+/// Tiles from a counter: with one stage of Q and with two, with ping-pong and without.
+const DYNAMIC: [&str; 3] = [
+    "hopper-128x128-2stage-overlap-persistent-dynamic",
+    "hopper-192x64-2stage-overlap-pingpong-pdl-persistent-dynamic",
+    "hopper-64x176-2stage-persistent-dynamic",
+];
+
 fn check(config: Config, problem: &Problem, inputs: &Inputs, seed: u64) {
     let plan = LaunchPlan::new(problem, config, TARGET);
     let plan = plan.unwrap_or_else(|reasons| panic!("{config} {problem}: {}", reasons[0]));
@@ -99,7 +106,7 @@ fn base(dtype: DType, head_dim: usize, mask: Mask) -> Problem {
 
 #[test]
 fn packed_lengths_around_every_edge() {
-    for (seed, config) in CONFIGS.iter().enumerate() {
+    for (seed, config) in CONFIGS.iter().chain(&DYNAMIC).enumerate() {
         for mask in [Mask::None, CAUSAL] {
             let (problem, inputs) = packed(&base(DType::Bf16, 64, mask), &EDGES, seed as u64);
             check(config.parse().expect("a config"), &problem, &inputs, seed as u64);
@@ -113,7 +120,7 @@ fn one_long_sequence_among_short_ones() {
     let mut lengths: Vec<_> =
         (0..90).map(|index| if index % 5 == 0 { (1 + index / 9, 20 + index) } else { (0, 0) }).collect();
     lengths[37] = (1100, 1100);
-    for (seed, config) in [CONFIGS[0], CONFIGS[1], CONFIGS[2]].iter().enumerate() {
+    for (seed, config) in CONFIGS[..3].iter().chain(&DYNAMIC[..2]).enumerate() {
         for mask in [Mask::None, CAUSAL] {
             let (problem, inputs) = packed(&base(DType::F16, 32, mask), &lengths, seed as u64);
             check(config.parse().expect("a config"), &problem, &inputs, seed as u64);
@@ -144,7 +151,7 @@ fn packed_sequences_of_default_configs() {
 #[test]
 fn packed_sequences_with_score_terms() {
     let lengths = [(140, 300), (3, 129), (64, 200)];
-    for (seed, config) in CONFIGS[..3].iter().enumerate() {
+    for (seed, config) in CONFIGS[..3].iter().chain(&DYNAMIC[2..]).enumerate() {
         let mut problem = base(DType::F16, 64, CAUSAL);
         (problem.alibi, problem.sinks, problem.softcap) = (true, true, Some(5.0));
         let (problem, inputs) = packed(&problem, &lengths, seed as u64);
@@ -169,6 +176,31 @@ fn lengths_padding_and_batches_of_a_cache() {
         let packed = base.with_total_q(Some(400)).with_total_k(Some(900)).with_leftpad_k(true);
         check_random(config, &packed.with_seqused_q(true).with_seqused_k(true).with_mask(WINDOW), seed);
     }
+}
+
+/// Which CTA takes a tile depends on when it asks, and the bits of no row do.
+#[test]
+fn tiles_from_a_counter_give_the_same_bits() {
+    let lengths = [(70, 300), (400, 410), (1, 77), (0, 5), (129, 64), (260, 260)];
+    let (problem, inputs) = packed(&base(DType::Bf16, 64, CAUSAL), &lengths, 3);
+    let run = |config: &str, seed: u64| {
+        let plan = LaunchPlan::new(&problem, config.parse().expect("a config"), TARGET).expect("a plan");
+        let outputs =
+            simulate(&plan, &problem, &inputs, seed).unwrap_or_else(|error| panic!("{config}: {error}")).outputs;
+        // Rows of no sequence are NaN.
+        (outputs.output.data, outputs.lse.map(|lse| lse.into_iter().map(f32::to_bits).collect::<Vec<_>>()))
+    };
+    let in_turn = run("hopper-128x128-2stage-overlap-persistent", 0);
+    for seed in 0..4 {
+        assert!(run(DYNAMIC[0], seed) == in_turn, "other bits with seed {seed}");
+    }
+}
+
+#[test]
+fn a_counter_is_for_query_lengths() {
+    let problem = Problem::new(2, 2, 300, 64, DType::F16).with_seqused_k(true);
+    let config = DYNAMIC[0].parse().expect("a config");
+    assert_eq!(LaunchPlan::new(&problem, config, TARGET).err(), Some(vec![Reason::Dynamic { config }]));
 }
 
 /// A cache of pages in random order, with more pages and a longer table than sequences need.

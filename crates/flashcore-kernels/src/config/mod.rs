@@ -11,6 +11,7 @@ use flashcore_problem::{DType, Problem};
 
 use crate::attention::block_mask;
 use crate::attention::block_mask::BlockMaskTiles;
+use crate::attention::scheduler::dynamic;
 use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
@@ -285,6 +286,7 @@ impl Config {
             Stage::Attention => self.generate_attention(specialization),
             Stage::Combine => self.generate_combine(specialization),
             Stage::BlockMask => self.generate_block_mask(specialization),
+            Stage::ResetCounter => self.generate_reset(specialization),
         }
     }
 
@@ -321,6 +323,13 @@ impl Config {
             // Of other types there are no kernels: see `unsupported`.
             DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => combine::kernel::<F32>(name, specialization, chunks),
         }
+    }
+
+    /// The kernel that sets the counter of a dynamic scheduler to zero.
+    fn generate_reset(self, specialization: Specialization) -> Kernel {
+        let pdl = matches!(self, Self::Hopper(HopperConfig { pdl: true, .. }));
+        let name = format!("flashcore_reset_counter{}", if pdl { "_pdl" } else { "" });
+        dynamic::reset_kernel(name, pdl, specialization)
     }
 
     /// The block-mask precompute kernel.

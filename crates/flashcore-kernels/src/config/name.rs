@@ -47,6 +47,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     warp_scheduler: WarpScheduler::Free,
     pdl: false,
     persistent: false,
+    dynamic: false,
     chunk_keys: 0,
     pack_gqa: false,
 };
@@ -60,7 +61,7 @@ const LADDER_CHOICES: [Choice<LadderConfig>; 4] = [
 ];
 
 /// The choices of the Hopper kernel, in the order of names.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 13] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 14] = [
     ("2kvgroups", |config| config.kv_split_warpgroups == 2, |config| config.kv_split_warpgroups = 2),
     ("4kvgroups", |config| config.kv_split_warpgroups == 4, |config| config.kv_split_warpgroups = 4),
     ("2cluster", |config| config.cluster == 2, |config| config.cluster = 2),
@@ -82,6 +83,7 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 13] = [
     ("packgqa", |config| config.pack_gqa, |config| config.pack_gqa = true),
     ("pdl", |config| config.pdl, |config| config.pdl = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
+    ("dynamic", |config| config.dynamic, |config| config.dynamic = true),
 ];
 
 /// Suffixes of the number of persistent CTAs and of the number of splits.
@@ -251,6 +253,7 @@ impl fmt::Display for Config {
                     warp_scheduler: _,
                     pdl: _,
                     persistent: _,
+                    dynamic: _,
                     chunk_keys,
                     pack_gqa: _,
                 } = config;

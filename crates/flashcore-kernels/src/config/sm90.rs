@@ -40,6 +40,9 @@ pub struct HopperConfig {
     pub pdl: bool,
     /// True with persistent CTAs: each loops over tiles of query rows, as long as there are any.
     pub persistent: bool,
+    /// True if persistent CTAs take the next tile from a counter when they have none, and not in turn: for sequences whose
+    /// query lengths only the device knows.
+    pub dynamic: bool,
     /// Split-KV by CTA: keys of a chunk, each with a CTA of its own, which the combine kernel merges; 0 is all keys.
     pub chunk_keys: u32,
     /// True if the query heads of a key head share tiles: their rows alternate.
@@ -84,6 +87,7 @@ impl HopperConfig {
         warp_scheduler: WarpScheduler::Free,
         pdl: false,
         persistent: true,
+        dynamic: false,
         chunk_keys: 0,
         pack_gqa: false,
     };
@@ -275,6 +279,7 @@ impl HopperConfig {
                 "0 with pack_gqa, where the query heads of a key head share tiles",
                 !self.persistent || !self.pack_gqa,
             ),
+            flaw("dynamic", self.dynamic.into(), "0 unless CTAs are persistent", !self.dynamic || self.persistent),
         ]
     }
 }

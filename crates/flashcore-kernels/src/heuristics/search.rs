@@ -53,7 +53,8 @@ impl HopperConfig {
         let mut configs = vec![
             Self { overlap_rescale: !self.overlap_rescale, ..self },
             Self { exponential: self.exponential.other(), ..self },
-            Self { persistent: !self.persistent, ..self },
+            Self { persistent: !self.persistent, dynamic: false, ..self },
+            Self { dynamic: !self.dynamic, ..self },
             Self { cluster: self.cluster.saturating_mul(2), ..self },
             Self { cluster: self.cluster / 2, ..self },
             Self { warpgroups: self.warpgroups.saturating_add(1), ..self },

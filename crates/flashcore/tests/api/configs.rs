@@ -56,6 +56,7 @@ fn configs_are_written_field_by_field() {
         warp_scheduler: WarpScheduler::PingPong,
         pdl: false,
         persistent: true,
+        dynamic: false,
         chunk_keys: 0,
         pack_gqa: false,
     };

@@ -122,6 +122,7 @@ fn hopper() -> Vec<Config> {
             warp_scheduler: WARP_SCHEDULERS[at(Choice::WarpScheduler)],
             pdl: at(Choice::Pdl) == 1,
             persistent: at(Choice::Persistent) == 1,
+            dynamic: false,
             chunk_keys: if can_chunk && at(Choice::Pdl) == 1 { 2 * tile_n } else { 0 },
             pack_gqa: at(Choice::Persistent) == 0 && at(Choice::OverlapRescale) == 1,
         })

@@ -59,9 +59,9 @@ fn skip_blocks<T: Element>(k: &mut Builder, consumer: &Consumer<T>, from: Reg<S3
     });
 }
 
-/// Passes over a tile without keys: its Q stage has no Q, but work-tile info where there is some.
+/// Passes over a tile without keys: its Q stage has no Q, but says which tile it is where the producer broadcasts that.
 pub(crate) fn skip_tile<T: Element>(k: &mut Builder, consumer: &Consumer<T>, cta: &Cta) {
-    if cta.shared.work_info.is_some() {
+    if cta.shared.broadcasts_tiles() {
         consumer.wait_for_store(k);
         consumer.query.consumer_release(k, consumer.leader);
     }

@@ -12,6 +12,7 @@
 use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, ReduceOp, Reg, ShuffleMode, SpecialRegister};
 
+use super::dynamic;
 use crate::attention::TileContext;
 use crate::attention::tile_coord::TileCoord;
 use crate::parameters::{Parameters, SplitParameters};
@@ -88,11 +89,13 @@ pub(crate) struct Units {
     pub(crate) heads: Reg<U32>,
     /// True for LPT order: of a sequence, the last tiles of all heads first, which attend most keys.
     pub(crate) last_tiles_first: bool,
+    /// True if the next unit comes from a counter, and is not a round of CTAs further on.
+    pub(crate) dynamic: bool,
 }
 
 impl From<ChunkParameters> for Units {
     fn from(ChunkParameters { chunk_keys, sequences, heads, .. }: ChunkParameters) -> Self {
-        Self { chunk_keys: Some(chunk_keys), sequences, heads, last_tiles_first: false }
+        Self { chunk_keys: Some(chunk_keys), sequences, heads, last_tiles_first: false, dynamic: false }
     }
 }
 
@@ -111,8 +114,10 @@ pub(crate) fn each_unit(
     let unit = k.copy(cta);
     let ctas = k.special(SpecialRegister::GridX);
     // Serpentine: a CTA that was first in a round is last in the next, which evens out tiles of different length.
-    let both = k.mul(ctas, 2u32);
-    let step = k.eval(both - 1 - cta * 2);
+    let serpentine = (!chunks.dynamic).then(|| {
+        let both = k.mul(ctas, 2u32);
+        (both, k.eval(both - 1 - cta * 2))
+    });
     let group = parameters.heads_per_key_head;
 
     // The sequences of this warp's lanes: from `first_sequence` on, with `before` units in those before them.
@@ -175,9 +180,14 @@ pub(crate) fn each_unit(
                     let first_row = k.mul(tile, tile_m);
                     let coord = TileCoord { first_row, head, kv_head, batch };
                     visit(k, ChunkUnit { coord, index, first_key, count: found.chunks.count });
-                    k.add_to(unit, step);
-                    let back = k.sub(both, step);
-                    k.set(step, back);
+                    if let Some((both, step)) = serpentine {
+                        k.add_to(unit, step);
+                        let back = k.sub(both, step);
+                        k.set(step, back);
+                    } else {
+                        let next = dynamic::next_unit(k, parameters, lane);
+                        k.set(unit, next);
+                    }
                 },
                 |k| {
                     k.set(before, end);

@@ -5,6 +5,7 @@
 //! comes next; the rest is the same for all.
 
 pub(crate) mod chunks;
+pub(crate) mod dynamic;
 pub(crate) mod lpt;
 mod persistent;
 mod single_tile;
@@ -19,8 +20,10 @@ use crate::attention::kv_range::KvBlockRange;
 use crate::attention::{TileContext, TileCoord};
 use crate::config::HopperConfig;
 use crate::parameters::{Parameters, SplitParameters};
+use crate::primitives::PipelineState;
 use crate::specialization::Specialization;
 use chunks::{ChunkParameters, Units, each_unit};
+use dynamic::TileSlots;
 use lpt::LptSections;
 use sorted::SortedTiles;
 
@@ -103,8 +106,8 @@ impl TileScheduler {
         if self.specialization.has_query_lengths() {
             // Tiles that exist, and no others: only the device knows how many a sequence has.
             let sequences = k.div(self.matrices, self.heads);
-            let last_tiles_first = self.specialization.right;
-            let units = Units { chunk_keys: None, sequences, heads: self.heads, last_tiles_first };
+            let (last_tiles_first, dynamic) = (self.specialization.right, self.config.dynamic);
+            let units = Units { chunk_keys: None, sequences, heads: self.heads, last_tiles_first, dynamic };
             let shape = (self.config.tile_m(), false);
             return each_unit(k, &self.parameters, units, self.specialization, shape, |k, unit| {
                 let TileCoord { first_row, head, batch, .. } = unit.coord;
@@ -123,6 +126,20 @@ impl TileScheduler {
             let tile = self.work_tile(k, info);
             body(k, &tile);
             place.advance(k);
+        });
+    }
+
+    /// Writes `body` for each tile that the producer has broadcast.
+    pub(crate) fn each_broadcast(
+        &self,
+        k: &mut Builder,
+        slots: TileSlots,
+        query: &PipelineState,
+        body: impl FnOnce(&mut Builder, &WorkTile),
+    ) {
+        slots.each_tile(k, query, |k, info| {
+            let tile = self.work_tile(k, info);
+            body(k, &tile);
         });
     }
 

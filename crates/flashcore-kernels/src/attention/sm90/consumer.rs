@@ -24,7 +24,11 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
     let row_group = cta.block_mask_group(k, Some(consumer.row_group));
     let work_info = cta.shared.work_info.zip(row_group);
     let read = |k: &mut Builder| work_info.map(|(slots, row_group)| slots.consume(k, &consumer.query, row_group));
-    cta.scheduler.each_tile(k, row_group, read, |k, tile| consumer.tile(k, cta, tile));
+    let tile = |k: &mut Builder, tile: &WorkTile| consumer.tile(k, cta, tile);
+    match cta.shared.tile_slots {
+        Some(slots) => cta.scheduler.each_broadcast(k, slots, &consumer.query, tile),
+        None => cta.scheduler.each_tile(k, row_group, read, tile),
+    }
     consumer.wait_for_store(k);
     consumer.warp_scheduler.finish(k);
 }
@@ -144,9 +148,9 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    /// Waits for Q, unless the work-tile info beside it has been read.
+    /// Waits for Q, unless that was done to read which tile it is of.
     pub(crate) fn wait_for_query(&self, k: &mut Builder, cta: &Cta) {
-        if cta.shared.work_info.is_none() {
+        if !cta.shared.broadcasts_tiles() {
             self.query.consumer_wait(k);
         }
     }

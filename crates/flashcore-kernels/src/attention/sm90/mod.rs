@@ -42,6 +42,7 @@ use crate::attention::block_mask::mode::{BlockMaskMode, RangePer};
 use crate::attention::block_mask::work_info::WorkInfoSlots;
 use crate::attention::scheduler::TileScheduler;
 use crate::attention::scheduler::chunks::ChunkParameters;
+use crate::attention::scheduler::dynamic::TileSlots;
 use crate::config::HopperConfig;
 use crate::element::Element;
 use crate::parameters::Parameters;
@@ -194,6 +195,8 @@ pub(crate) struct Shared {
     sort: u32,
     /// Work-tile info beside the Q stages, under a sorted scheduler.
     pub(crate) work_info: Option<WorkInfoSlots>,
+    /// The tile beside its Q stage, under a dynamic scheduler.
+    tile_slots: Option<TileSlots>,
 }
 
 impl Shared {
@@ -215,7 +218,13 @@ impl Shared {
         let sort = k.reserve_shared(config.sort_bytes(specialization), 16);
         let work_info = block_mask.filter(|mode| mode.sorted);
         let work_info = work_info.map(|mode| WorkInfoSlots::reserve(k, q_stages, mode.tiles(config)));
-        Self { query, key, value, query_pipeline, key_pipeline, value_pipeline, exchange, sort, work_info }
+        let tile_slots = config.dynamic.then(|| TileSlots::reserve(k, q_stages));
+        Self { query, key, value, query_pipeline, key_pipeline, value_pipeline, exchange, sort, work_info, tile_slots }
+    }
+
+    /// True if the producer says beside the Q stage of a tile which tile that is.
+    pub(crate) const fn broadcasts_tiles(&self) -> bool {
+        self.work_info.is_some() || self.tile_slots.is_some()
     }
 
     fn init_barriers(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {

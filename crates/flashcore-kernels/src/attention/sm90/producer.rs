@@ -20,6 +20,9 @@ pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
         }
         let row_group = cta.block_mask_group(k, None);
         cta.scheduler.each_tile(k, row_group, |_| None, |k, tile| producer.load_tile(k, cta, tile));
+        if let Some(slots) = cta.shared.tile_slots {
+            slots.end(k, &producer.query, producer.leader);
+        }
     });
 }
 
@@ -53,10 +56,18 @@ impl Producer {
         } else {
             (range.last, range.nonempty)
         };
-        let query_stage = cta.shared.work_info.zip(tile.record).map(|(work_info, record)| {
-            let query_bytes = k.select(nonempty, cta.shared.query.bytes(), 0u32);
-            work_info.produce(k, &self.query, tile, record, query_bytes, self.leader)
-        });
+        let query_bytes = |k: &mut Builder| k.select(nonempty, cta.shared.query.bytes(), 0u32);
+        let query_stage = match (cta.shared.tile_slots, cta.shared.work_info.zip(tile.record)) {
+            (Some(slots), _) => {
+                let bytes = query_bytes(k);
+                Some(slots.produce(k, &self.query, tile, bytes, self.leader))
+            }
+            (None, Some((work_info, record))) => {
+                let bytes = query_bytes(k);
+                Some(work_info.produce(k, &self.query, tile, record, bytes, self.leader))
+            }
+            (None, None) => None,
+        };
         k.if_uniform(nonempty, |k| self.load_blocks(k, cta, tile, range, last, query_stage));
     }
 
