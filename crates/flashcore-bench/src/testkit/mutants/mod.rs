@@ -8,6 +8,7 @@ mod addressing;
 mod block_mask;
 mod catalogue;
 mod chunks;
+mod dynamic;
 mod edit;
 mod fused_append;
 mod hopper;
@@ -32,6 +33,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
+pub use dynamic::DYNAMIC;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
@@ -66,6 +68,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         CLUSTERS,
         SEQUENCES,
         CHUNKS,
+        DYNAMIC,
         INVARIANCE,
         MERGE,
         LSE_FORMS,
@@ -88,6 +91,8 @@ const fn arch(config: Config) -> Arch {
 const RANGES_FAMILY: &str = "ranges";
 /// The split-KV combine kernel.
 const COMBINE_FAMILY: &str = "combine";
+/// The kernel that resets the counter of a dynamic scheduler.
+const RESET_FAMILY: &str = "reset";
 
 /// Orders of warps that the kernels as they are must pass under, in the trials that most bugs are tried on.
 const BASELINE_SEEDS: u64 = 8;
@@ -392,6 +397,7 @@ fn stage_of(family: &str) -> Stage {
     match family {
         RANGES_FAMILY => Stage::BlockMask,
         COMBINE_FAMILY => Stage::Combine,
+        RESET_FAMILY => Stage::ResetCounter,
         _ => Stage::Attention,
     }
 }

@@ -26,6 +26,8 @@ pub enum Group {
     Clusters,
     /// Packed and paged sequences.
     Sequences,
+    /// Sequences whose tiles come from a counter.
+    Dynamic,
     /// One sequence twice in a batch.
     Invariance,
     /// Merges of partial results.
@@ -85,6 +87,10 @@ pub(super) fn all() -> Vec<Start> {
     (shared.key_length, shared.lse) = (203, true);
     all.push(start(Group::Clusters)((shared, named("hopper-64x64-4stage-2cluster"))));
     all.extend(sequences().into_iter().map(start(Group::Sequences)));
+    let mut packed =
+        Problem::new(6, 4, 200, 32, DType::F16).with_total_q(Some(600)).with_total_k(Some(600)).with_lse(true);
+    packed.mask = Mask::Causal(Alignment::BottomRight);
+    all.push(start(Group::Dynamic)((packed, named("hopper-64x48-2stage-persistent-dynamic"))));
     let mut of_keys = Problem::new(1, 4, 97, 64, DType::F16).with_sinks(true).with_lse(true);
     (of_keys.key_heads, of_keys.key_length) = (2, 203);
     of_keys.lse_form = LseForm::default().with_base(LseBase::Two).without_sink();
