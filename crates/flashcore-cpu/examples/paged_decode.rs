@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p flashcore-cpu --example paged_decode -- [--threads N] [--level NAME] [--dtype NAME] [--keys N]
-//!     [--batch N] [--layout bhsd|bshd] [PAGE SIZE ...]
+//!     [--batch N] [--key-heads N] [--layout bhsd|bshd] [PAGE SIZE ...]
 //! ```
 //!
 //! The figure is the median of the ratios of runs that follow each other, and the best time of each.
@@ -18,7 +18,7 @@ const RUNS: usize = 60;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut threads, mut level, mut dtype) = (1, Level::best(), DType::Bf16);
-    let (mut keys, mut batch, mut layout, mut page_sizes) = (4096, 8, Layout::Bhsd, Vec::new());
+    let (mut keys, mut batch, mut key_heads, mut layout, mut page_sizes) = (4096, 8, 8, Layout::Bhsd, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "--dtype" => dtype = value()?.parse()?,
             "--keys" => keys = value()?.parse()?,
             "--batch" => batch = value()?.parse()?,
+            "--key-heads" => key_heads = value()?.parse()?,
             "--layout" => layout = if value()? == "bshd" { Layout::Bshd } else { Layout::Bhsd },
             _ => page_sizes.push(argument.parse::<usize>()?),
         }
@@ -37,10 +38,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     let mut contiguous = Problem::new(batch, 32, 1, 128, dtype);
-    (contiguous.key_heads, contiguous.key_length, contiguous.layout) = (8, keys, layout);
+    (contiguous.key_heads, contiguous.key_length, contiguous.layout) = (key_heads, keys, layout);
     let inputs = Inputs::random(&contiguous, 1);
     let mut outputs = Outputs::poisoned(&contiguous);
-    println!("{level} {dtype}, {threads} threads, {batch} sequences of {keys} keys, 32/8 heads of 128");
+    println!("{level} {dtype}, {threads} threads, {batch} sequences of {keys} keys, 32/{key_heads} heads of 128");
     for page_size in page_sizes {
         let table_width = keys.div_ceil(page_size);
         let paged = contiguous.clone().with_paged(Some(PagedKv::new(page_size, batch * table_width, table_width)));

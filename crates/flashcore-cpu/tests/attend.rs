@@ -149,6 +149,21 @@ fn few_rows_over_many_keys() {
     }
 }
 
+/// Heads beside each other take turns at every tile, 2 to 8 of them.
+#[test]
+fn heads_that_lie_beside_each_other() {
+    for (key_heads, query_length, mask) in [2, 5, 6, 8, 11, 16]
+        .into_iter()
+        .flat_map(|heads| masks().into_iter().map(move |mask| (heads, 1 + heads % 2, mask)))
+    {
+        check(query_length, |problem| {
+            (problem.batch, problem.query_heads, problem.key_heads) = (2, 2 * key_heads, key_heads);
+            (problem.key_length, problem.mask, problem.layout) = (333, mask, Layout::Bshd);
+            (problem.alibi, problem.sinks, problem.lse) = (true, true, true);
+        });
+    }
+}
+
 #[test]
 fn layouts() {
     for layout in [Layout::Bshd, Layout::PackedQkv] {

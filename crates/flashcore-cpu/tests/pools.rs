@@ -1,7 +1,7 @@
 //! Whose threads are used, and that the bits do not depend on it.
 
 use flashcore_cpu::{Level, attend_with};
-use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
+use flashcore_problem::{Alignment, DType, Inputs, Layout, Mask, Outputs, Problem};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -20,6 +20,10 @@ fn problems() -> Vec<Problem> {
         problem.lse = true;
         problems.push(problem);
     }
+    // As many heads share an item as leave enough items for the threads.
+    let mut adjacent = problems[2].clone();
+    (adjacent.key_heads, adjacent.layout) = (8, Layout::Bshd);
+    problems.push(adjacent);
     problems
 }
 

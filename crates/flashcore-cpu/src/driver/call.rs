@@ -14,6 +14,7 @@ use crate::microkernel::Microkernel;
 use crate::microkernel::prefetch::CacheLines;
 use crate::simd::real::Real;
 use flashcore_problem::{InputViews, LseForm, OutputViews, Problem};
+use std::array;
 use std::ops::Range;
 use zerocopy::FromBytes;
 
@@ -51,9 +52,9 @@ impl<K: Microkernel> Call<'_, K> {
         with_scratch(Purpose::Partials, bytes, |mut arena| {
             let partials = Partials::<K::Real>::take(&mut arena, scheduler.partials(), size);
             self.each_item(
-                |group, item, row, row_max, row_sum, values| match &item.partials {
+                |group, place, row, row_max, row_sum, values| match place {
                     // SAFETY: each split of a row is of one item, and each item is computed once.
-                    Some(split) => unsafe { partials.store(split.place(row), row_max, row_sum, values) },
+                    Some(place) => unsafe { partials.store(place, row_max, row_sum, values) },
                     None => self.finish_row(group, row, row_max, row_sum, values),
                 },
                 |group, item, panel| {
@@ -62,7 +63,9 @@ impl<K: Microkernel> Call<'_, K> {
                     self.kernel.transpose(panel.columns, &factors[..panel.row_sum.len()], panel.rows_scratch);
                     for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(size)).enumerate() {
                         // SAFETY: each split of a row is of one item, and each item is computed once.
-                        unsafe { partials.store(split.place(row), panel.row_max[lane], panel.row_sum[lane], values) };
+                        unsafe {
+                            partials.store(split.place(0, row), panel.row_max[lane], panel.row_sum[lane], values)
+                        };
                     }
                 },
             );
@@ -76,31 +79,46 @@ impl<K: Microkernel> Call<'_, K> {
         });
     }
 
-    /// Computes all items. Hands each of their rows with its row max, row sum and weighted sum to `deliver_row`, or each row
-    /// panel to `deliver_panel`.
+    /// Computes all items. Hands each of their rows with the place of its partial result, if it has one, row max, row sum and
+    /// weighted sum to `deliver_row`, or each row panel to `deliver_panel`.
     fn each_item(
         &self,
-        deliver_row: impl Fn(&Group<'_>, &Item, usize, K::Real, K::Real, &[K::Real]) + Sync,
+        deliver_row: impl Fn(&Group<'_>, Option<usize>, usize, K::Real, K::Real, &[K::Real]) + Sync,
         deliver_panel: impl Fn(&Group<'_>, &Item, AttendedPanel<'_, K::Real>) + Sync,
     ) {
         let (problem, scheduler) = (self.problem, self.scheduler);
         let work = scheduler.mean_item().saturating_mul(problem.head_dim + problem.value_dim);
-        let of_decode = if scheduler.has_decode() { decode::scratch_bytes::<K::Real>(problem) } else { 0 };
+        let of_decode = if scheduler.has_decode() {
+            decode::scratch_bytes::<K::Real>(problem, scheduler.decode_heads())
+        } else {
+            0
+        };
         let of_blocks = scheduler.largest_rows().map_or(0, |rows| blocked::scratch_bytes::<K>(problem, rows));
         for_each(scheduler.items(), work, scheduler.loop_schedule(), |index| {
             let item = scheduler.item(index);
-            let group = self.group(item.sequence, item.key_head);
+            let groups: [_; decode::MAX_HEADS] =
+                array::from_fn(|head| (head < item.heads).then(|| self.group(item.sequence, item.key_head + head)));
+            let Some(group) = &groups[0] else { return };
             with_scratch(Purpose::Item, of_decode.max(of_blocks), |mut arena| {
                 let (rows, keys) = (item.rows.clone(), item.keys.clone());
                 self.kernel.on_thread(|| {
                     if item.is_decode {
-                        decode::attend_rows(self.kernel, &group, keys, &mut arena, |row, row_max, row_sum, values| {
-                            deliver_row(&group, &item, row, row_max, row_sum, values);
-                        });
+                        decode::attend_rows(
+                            self.kernel,
+                            &groups,
+                            keys,
+                            &mut arena,
+                            |head, row, row_max, row_sum, values| {
+                                let place = item.partials.as_ref().map(|split| split.place(head, row));
+                                if let Some(group) = &groups[head] {
+                                    deliver_row(group, place, row, row_max, row_sum, values);
+                                }
+                            },
+                        );
                     } else {
-                        let output_lines = |rows: &Range<usize>| self.output_lines(&group, &item, rows);
-                        blocked::attend_rows(self.kernel, &group, rows, keys, &mut arena, output_lines, |panel| {
-                            deliver_panel(&group, &item, panel);
+                        let output_lines = |rows: &Range<usize>| self.output_lines(group, &item, rows);
+                        blocked::attend_rows(self.kernel, group, rows, keys, &mut arena, output_lines, |panel| {
+                            deliver_panel(group, &item, panel);
                         });
                     }
                 });

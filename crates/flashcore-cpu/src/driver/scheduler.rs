@@ -13,7 +13,8 @@
 //! * Sequences whose items are long come first, and of these the last rows, which under a causal mask attend the most (LPT,
 //!   longest processing time first): a thread that is alone at the end is done soon.
 //! * Of a sequence that is decoded, the same keys of all heads follow one another: heads lie beside each other in a page of a
-//!   KV cache, or in every row, and what the translation of addresses has found for one serves the next.
+//!   KV cache, and what the translation of addresses has found for one serves the next. Where they lie beside each other in
+//!   every row, up to [`decode::MAX_HEADS`] of them are one item, as long as there are enough items for the threads.
 
 use super::parallel::LoopSchedule;
 use crate::attend::blocked::KV_TILE;
@@ -28,6 +29,9 @@ pub(crate) const MAX_ITEM_ROWS: usize = 256;
 
 /// Lower bound of the items for each thread where there are enough query rows: so many that threads rarely wait for the last.
 const ITEMS_PER_THREAD: usize = 8;
+
+/// The same of items that are decoded by several heads.
+const DECODE_ITEMS_PER_THREAD: usize = 2;
 
 /// Lower bound of the items where there are enough rows and keys: two for each thread of a machine with 128.
 const MIN_ITEMS: usize = 256;
@@ -45,6 +49,8 @@ pub(crate) struct TileScheduler<'a> {
     key_heads: usize,
     /// Rows of an item, but for the last.
     item_rows: usize,
+    /// KV heads of an item that is decoded.
+    decode_heads: usize,
     items: usize,
     /// Pairs of a row and a key.
     work: usize,
@@ -96,6 +102,8 @@ pub(crate) struct Item {
     /// Index of the sequence in the batch.
     pub(crate) sequence: usize,
     pub(crate) key_head: usize,
+    /// KV heads from `key_head` on.
+    pub(crate) heads: usize,
     pub(crate) is_decode: bool,
     pub(crate) rows: Range<usize>,
     pub(crate) keys: Range<usize>,
@@ -106,16 +114,18 @@ pub(crate) struct Item {
 /// Place of the partial results of one split of the rows of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Partial {
-    /// Place of the first split of the first row of the group.
+    /// Place of the first split of the first row of the first group.
     first: usize,
+    /// Partial results of a group.
+    of_group: usize,
     num_splits: usize,
     split: usize,
 }
 
 impl Partial {
-    /// Place of the partial result of a row of the group.
-    pub(crate) fn place(&self, row: usize) -> usize {
-        self.first + row * self.num_splits + self.split
+    /// Place of the partial result of a row of a group, by the number of its KV head in the item.
+    pub(crate) fn place(&self, head: usize, row: usize) -> usize {
+        self.first + head * self.of_group + row * self.num_splits + self.split
     }
 }
 
@@ -242,6 +252,17 @@ impl<'a> TileScheduler<'a> {
             item_rows = (item_rows / 2).next_multiple_of(panel);
         }
 
+        let decoded = |sequence: &&SequenceItems| sequence.is_decode;
+        let decode_items: usize = sequences.iter().filter(decoded).map(|sequence| items_of(sequence, item_rows)).sum();
+        let interleaves = decode::interleaves_heads(problem);
+        let fits = |heads: &usize| {
+            interleaves && key_heads.is_multiple_of(*heads) && decode_items / heads >= DECODE_ITEMS_PER_THREAD * threads
+        };
+        let decode_heads = (2..=decode::MAX_HEADS).rev().find(fits).unwrap_or(1);
+        let items_of = |sequence: &SequenceItems, item_rows: usize| {
+            items_of(sequence, item_rows) / if sequence.is_decode { decode_heads } else { 1 }
+        };
+
         sequences.sort_unstable_by_key(|sequence| (usize::MAX - sequence.largest_item(item_rows), sequence.index));
         let (mut items, mut split_rows, mut partials, mut work) = (0, 0, 0, 0_usize);
         for sequence in &mut *sequences {
@@ -255,7 +276,7 @@ impl<'a> TileScheduler<'a> {
             let pairs = groups.saturating_mul(sequence.rows).saturating_mul(sequence.keys.len());
             work = work.saturating_add(pairs);
         }
-        Self { sequences, key_heads, item_rows, items, work, split_rows, partials }
+        Self { sequences, key_heads, item_rows, decode_heads, items, work, split_rows, partials }
     }
 
     /// Number of items.
@@ -276,6 +297,11 @@ impl<'a> TileScheduler<'a> {
     /// Number of partial results.
     pub(crate) fn partials(&self) -> usize {
         self.partials
+    }
+
+    /// Number of KV heads of an item that is decoded.
+    pub(crate) fn decode_heads(&self) -> usize {
+        self.decode_heads
     }
 
     /// True if some item is decoded.
@@ -302,22 +328,25 @@ impl<'a> TileScheduler<'a> {
         let (num_splits, row_items) = (sequence.num_splits(), sequence.row_items(self.item_rows));
         let index = index - before;
         let (group, row_item, split) = if sequence.is_decode {
-            let (sequence, index) = (index / (self.key_heads * num_splits), index % (self.key_heads * num_splits));
-            (sequence * self.key_heads + index % self.key_heads, 0, index / self.key_heads)
+            let blocks = self.key_heads / self.decode_heads;
+            let (sequence, index) = (index / (blocks * num_splits), index % (blocks * num_splits));
+            (sequence * self.key_heads + index % blocks * self.decode_heads, 0, index / blocks)
         } else {
             (index / num_splits / row_items, index / num_splits % row_items, index % num_splits)
         };
         let item_rows = sequence.largest_rows(self.item_rows);
         let first_row = (row_items - 1 - row_item) * item_rows;
         let first_key = sequence.keys.start + split * sequence.split_keys;
-        let first = sequence.partials_before + group * sequence.rows * num_splits;
+        let of_group = sequence.rows * num_splits;
+        let first = sequence.partials_before + group * of_group;
         Item {
             sequence: sequence.index + group / self.key_heads,
             key_head: group % self.key_heads,
+            heads: if sequence.is_decode { self.decode_heads } else { 1 },
             is_decode: sequence.is_decode,
             rows: first_row..sequence.rows.min(first_row + item_rows),
             keys: first_key..sequence.keys.end.min(first_key.saturating_add(sequence.split_keys)),
-            partials: (num_splits > 1).then_some(Partial { first, num_splits, split }),
+            partials: (num_splits > 1).then_some(Partial { first, of_group, num_splits, split }),
         }
     }
 
@@ -347,7 +376,7 @@ impl<'a> TileScheduler<'a> {
 mod tests {
     use super::*;
     use crate::attend::group::Group;
-    use flashcore_problem::{Alignment, DType, TensorView};
+    use flashcore_problem::{Alignment, DType, Layout, TensorView};
     use std::collections::{BTreeMap, BTreeSet};
 
     const PANEL_ROWS: usize = 32;
@@ -398,9 +427,10 @@ mod tests {
             for item in (0..scheduler.items()).map(|index| scheduler.item(index)) {
                 let most = if item.is_decode { 0 } else { scheduler.largest_rows().unwrap() };
                 assert!(item.rows.len() <= most.max(decode::MAX_ROWS) && !item.rows.is_empty(), "{problem}: {item:?}");
-                for row in item.rows.clone() {
-                    let place = item.partials.as_ref().map(|split| split.place(row));
-                    seen.entry((item.sequence, item.key_head, row)).or_default().push((item.keys.clone(), place));
+                for (head, row) in (0..item.heads).flat_map(|head| item.rows.clone().map(move |row| (head, row))) {
+                    let place = item.partials.as_ref().map(|split| split.place(head, row));
+                    let splits = seen.entry((item.sequence, item.key_head + head, row)).or_default();
+                    splits.push((item.keys.clone(), place));
                 }
             }
             let all = (0..problem.batch).map(|index| rows_of(index) * problem.key_heads).sum::<usize>();
@@ -424,6 +454,20 @@ mod tests {
             places.sort_unstable();
             assert_eq!(places, (0..scheduler.partials()).collect::<Vec<_>>(), "{problem}");
         });
+    }
+
+    /// Heads that are adjacent share items as long as there are two for each thread.
+    #[test]
+    fn adjacent_heads_share_items() {
+        let heads = |key_heads: usize, layout: Layout, threads: usize| {
+            let mut problem = shape(8, (2 * key_heads, key_heads), (1, 4096), false);
+            problem.layout = layout;
+            check_cover(&problem, &no_inputs(), threads);
+            schedule(&problem, &no_inputs(), threads, |scheduler| scheduler.decode_heads())
+        };
+        assert_eq!([1, 16, 32, 64, 128].map(|threads| heads(8, Layout::Bshd, threads)), [8, 8, 4, 2, 1]);
+        assert_eq!([1, 6, 7, 11, 12, 32].map(|key_heads| heads(key_heads, Layout::Bshd, 1)), [1, 6, 7, 1, 6, 8]);
+        assert_eq!(heads(8, Layout::Bhsd, 1), 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS};
+use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS, PrefetchRows};
 use crate::attend::softmax::{finite_shift, row_scale};
 use crate::microkernel::convert;
 use crate::microkernel::head::Head;
@@ -12,6 +12,7 @@ use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
 use crate::simd::vector::{MAX_LANES, Vector};
 use flashcore_problem::DType;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Attends a tile with a few query rows; see [`Microkernel::decode_tile`](super::Microkernel::decode_tile).
@@ -26,42 +27,36 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         if key.are_strided(&keys) {
-            let of_keys = Rows::strided(key, &keys);
-            attend_rows::<V, _>(tile, of_keys, Rows::strided(value, &keys), of_keys.following(key, &keys));
+            let (of_keys, of_values) = (Rows::strided(key, &keys), Rows::strided(value, &keys));
+            attend_rows::<V, _>(tile, of_keys, of_values);
         } else {
             // Keys of several pages: the address of each.
-            let mut lists = [[core::ptr::null(); KV_TILE]; 3];
-            let [of_keys, of_values, of_following] = &mut lists;
-            let following = key.following(&keys, KV_TILE).unwrap_or_default();
-            let of_keys = Rows::listed::<V>(key, keys.clone(), of_keys);
-            let of_values = Rows::listed::<V>(value, keys, of_values);
-            attend_rows::<V, _>(tile, of_keys, of_values, Rows::listed::<V>(key, following, of_following));
+            let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
+            let [of_keys, of_values] = &mut lists;
+            let of_keys = Rows::listed(key, keys.clone(), of_keys);
+            let of_values = Rows::listed(value, keys, of_values);
+            attend_rows::<V, _>(tile, of_keys, of_values);
         }
     }
 }
 
-/// Attends a tile whose keys and values are at these addresses, while prefetching the following keys.
+/// Attends a tile whose keys and values are at these addresses.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_rows<V: Vector, A: Addresses>(
-    tile: &mut DecodeTile<'_, V::Real>,
-    key: Rows<A>,
-    value: Rows<A>,
-    following: Rows<A>,
-) {
+unsafe fn attend_rows<V: Vector, A: Addresses>(tile: &mut DecodeTile<'_, V::Real>, key: Rows<A>, value: Rows<A>) {
     // Once for each type, so that the innermost loops need not branch on it.
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         match tile.key.dtype() {
-            DType::F16 => attend_typed::<V, A>(DType::F16, tile, key, value, following),
-            DType::Bf16 => attend_typed::<V, A>(DType::Bf16, tile, key, value, following),
-            DType::F32 => attend_typed::<V, A>(DType::F32, tile, key, value, following),
-            DType::F64 => attend_typed::<V, A>(DType::F64, tile, key, value, following),
-            DType::E4m3 => attend_typed::<V, A>(DType::E4m3, tile, key, value, following),
-            DType::E5m2 => attend_typed::<V, A>(DType::E5m2, tile, key, value, following),
+            DType::F16 => attend_typed::<V, A>(DType::F16, tile, key, value),
+            DType::Bf16 => attend_typed::<V, A>(DType::Bf16, tile, key, value),
+            DType::F32 => attend_typed::<V, A>(DType::F32, tile, key, value),
+            DType::F64 => attend_typed::<V, A>(DType::F64, tile, key, value),
+            DType::E4m3 => attend_typed::<V, A>(DType::E4m3, tile, key, value),
+            DType::E5m2 => attend_typed::<V, A>(DType::E5m2, tile, key, value),
         }
     }
 }
@@ -77,7 +72,6 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
     tile: &mut DecodeTile<'_, V::Real>,
     key: Rows<A>,
     value: Rows<A>,
-    following: Rows<A>,
 ) {
     let (rows, count) = (tile.rows, tile.keys.len());
     assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
@@ -85,11 +79,14 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
         tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns,
         "scratch or an output of wrong size"
     );
+    // Every tile begins elsewhere than the last ended, where the hardware prefetcher does not see it coming.
+    let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
+    let [while_scoring, while_adding] = &mut lists;
+    // SAFETY: the caller vouches for the instructions.
+    let next = unsafe { Lookahead::new::<V>(&tile.prefetch[0], while_scoring) };
     let mut row = 0;
     while row < rows {
-        // The values of these keys, and later the following keys, are prefetched: every tile begins elsewhere than the
-        // last ended, where the hardware prefetcher does not see it coming.
-        let next = (row == 0).then_some(value);
+        let next = (row == 0).then_some(next);
         let query = &tile.query[row * key.columns..];
         let scores = &mut tile.scores[row * KV_TILE..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
@@ -117,9 +114,11 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
             }
         }
     }
+    // SAFETY: the caller vouches for the instructions.
+    let next = unsafe { Lookahead::new::<V>(&tile.prefetch[1], while_adding) };
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then_some(following);
+        let next = (row == 0).then_some(next);
         let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
         let row_scales = &row_scales[row..];
@@ -136,8 +135,12 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
 
 /// Addresses of rows.
 trait Addresses: Copy {
-    /// Address of a row; `None` where it is not known, which is that of no row to read.
-    fn get(self, row: usize) -> Option<*const u8>;
+    /// Address of a row.
+    ///
+    /// # Safety
+    ///
+    /// There is such a row.
+    unsafe fn get(self, row: usize) -> *const u8;
 }
 
 /// Addresses of rows that are equally far apart.
@@ -149,23 +152,24 @@ struct Strided {
 
 impl Addresses for Strided {
     #[inline(always)]
-    fn get(self, row: usize) -> Option<*const u8> {
-        Some(self.first.wrapping_add(row * self.stride_bytes))
+    unsafe fn get(self, row: usize) -> *const u8 {
+        self.first.wrapping_add(row * self.stride_bytes)
     }
 }
 
-/// An address for each row.
+/// An address for each row: all of them are written.
 #[derive(Clone, Copy)]
-struct Listed<'a>(&'a [*const u8]);
+struct Listed<'a>(&'a [MaybeUninit<*const u8>]);
 
 impl Addresses for Listed<'_> {
     #[inline(always)]
-    fn get(self, row: usize) -> Option<*const u8> {
-        self.0.get(row).copied()
+    unsafe fn get(self, row: usize) -> *const u8 {
+        // SAFETY: the caller vouches that there is such a row.
+        unsafe { self.0.get_unchecked(row).assume_init() }
     }
 }
 
-/// Some rows of keys or values in memory. All elements of all rows can be read, unless they are only prefetched.
+/// Some rows of keys or values in memory. All elements of all rows can be read.
 #[derive(Clone, Copy)]
 struct Rows<A> {
     addresses: A,
@@ -184,44 +188,91 @@ impl Rows<Strided> {
         let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
         Self { addresses: Strided { first, stride_bytes }, count: rows.len(), columns: head.columns() }
     }
-
-    /// As many rows that follow these: those that the sequence has next, or else in memory. They may be outside of the
-    /// tensor: good for prefetching and nothing else.
-    fn following(self, head: Head<'_>, rows: &Range<usize>) -> Self {
-        let Strided { first, stride_bytes } = self.addresses;
-        let next = head.following(rows, 1).filter(|next| !next.is_empty());
-        let first = next.map_or_else(
-            || first.wrapping_add(self.count.wrapping_mul(stride_bytes)),
-            |next| head.row(next.start).as_ptr(),
-        );
-        Self { addresses: Strided { first, stride_bytes }, ..self }
-    }
 }
 
 impl<'a> Rows<Listed<'a>> {
-    /// Rows of several pages, of each of which the first and the last are prefetched: pages are anywhere in memory, and so that
-    /// their addresses are translated side by side, before any of them is waited for.
+    /// Rows of several pages.
+    fn listed(head: Head<'_>, rows: Range<usize>, list: &'a mut [MaybeUninit<*const u8>; KV_TILE]) -> Self {
+        let stride_bytes = head.row_bytes();
+        let mut count = 0;
+        for (bytes, rows) in head.runs(rows) {
+            let first = bytes.as_ptr();
+            for (index, place) in list[count..count + rows].iter_mut().enumerate() {
+                place.write(first.wrapping_add(index * stride_bytes));
+            }
+            count += rows;
+        }
+        Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
+    }
+}
+
+/// Software prefetch of as many pieces of memory as a tile has keys, one with every key: what is asked for at once keeps loads
+/// from being served.
+#[derive(Clone, Copy)]
+struct Lookahead<'a> {
+    /// All of them are written.
+    pieces: &'a [MaybeUninit<*const u8>],
+    /// Bytes of a piece that are prefetched.
+    first: usize,
+    end: usize,
+}
+
+impl<'a> Lookahead<'a> {
+    /// Of rows, each of which is as many pieces as it has heads. Of each page the first and the last piece are prefetched at
+    /// once: pages are anywhere in memory, and so their addresses are translated side by side, before any is waited for.
     ///
     /// # Safety
     ///
     /// The processor has the instructions of `V`.
     #[inline(always)]
-    unsafe fn listed<V: Vector>(head: Head<'_>, rows: Range<usize>, list: &'a mut [*const u8; KV_TILE]) -> Self {
-        let stride_bytes = head.row_bytes();
-        let mut count = 0;
-        for (bytes, rows) in head.runs(rows) {
-            let first = bytes.as_ptr();
-            // SAFETY: the caller vouches for the instructions.
-            unsafe {
-                V::prefetch(first);
-                V::prefetch(first.wrapping_add(bytes.len() - 1));
+    unsafe fn new<V: Vector>(of: &PrefetchRows<'_>, list: &'a mut [MaybeUninit<*const u8>; KV_TILE]) -> Self {
+        let PrefetchRows { head, heads, rows } = of.clone();
+        let (bytes, row_bytes) = (head.columns() * head.dtype().size_bytes(), head.row_bytes());
+        let (mut count, mut row) = (0, rows.start);
+        while row < rows.end
+            && let Some(first) = head.address(row)
+        {
+            let of_page = head.rows_of_page_from(row).min(rows.end - row);
+            let Some(pieces) = list.get_mut(count..count + of_page * heads) else { break };
+            for (index, pieces) in pieces.chunks_exact_mut(heads).enumerate() {
+                let row = first.wrapping_add(index * row_bytes);
+                for (index, piece) in pieces.iter_mut().enumerate() {
+                    piece.write(row.wrapping_add(index * bytes));
+                }
             }
-            for (index, place) in list[count..count + rows].iter_mut().enumerate() {
-                *place = first.wrapping_add(index * stride_bytes);
+            if of_page < rows.len() {
+                // SAFETY: the caller vouches for the instructions.
+                unsafe {
+                    V::prefetch(first);
+                    V::prefetch(first.wrapping_add((of_page - 1) * row_bytes + heads * bytes - 1));
+                }
             }
-            count += rows;
+            (count, row) = (count + of_page * heads, row + of_page);
         }
-        Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
+        Self { pieces: &list[..count], first: 0, end: bytes }
+    }
+
+    /// One of so many parts of every piece, in whole cache lines.
+    #[inline(always)]
+    fn part(self, part: usize, parts: usize) -> Self {
+        let cut = |part: usize| (self.end * part / parts).next_multiple_of(CacheLines::SIZE).min(self.end);
+        Self { first: cut(part), end: cut(part + 1), ..self }
+    }
+
+    /// Prefetches the piece that goes with a key.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn advance<V: Vector>(self, key: usize) {
+        let Some(piece) = self.pieces.get(key) else { return };
+        // SAFETY: all of the pieces are written.
+        let address = unsafe { piece.assume_init() };
+        for byte in (self.first..self.end).step_by(CacheLines::SIZE) {
+            // SAFETY: the caller vouches for the instructions.
+            unsafe { V::prefetch(address.wrapping_add(byte)) };
+        }
     }
 }
 
@@ -234,21 +285,7 @@ impl<A: Addresses> Rows<A> {
     #[inline(always)]
     unsafe fn at(self, row: usize, byte: usize) -> *const u8 {
         // SAFETY: the caller vouches that it lies within the tensor.
-        unsafe { self.addresses.get(row).unwrap_unchecked().add(byte) }
-    }
-
-    /// Prefetches a row.
-    ///
-    /// # Safety
-    ///
-    /// The processor has the instructions of `V`.
-    #[inline(always)]
-    unsafe fn prefetch<V: Vector>(self, dtype: DType, row: usize) {
-        let Some(address) = self.addresses.get(row) else { return };
-        for byte in (0..self.columns * dtype.size_bytes()).step_by(CacheLines::SIZE) {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { V::prefetch(address.wrapping_add(byte)) };
-        }
+        unsafe { self.addresses.get(row).add(byte) }
     }
 
     /// Loads the columns from `first` on, one by one.
@@ -270,7 +307,7 @@ impl<A: Addresses> Rows<A> {
 unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
     dtype: DType,
     key: Rows<A>,
-    next: Option<Rows<A>>,
+    next: Option<Lookahead<'_>>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
@@ -278,9 +315,9 @@ unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
     let mut first = 0;
     while first < key.count {
         if let Some(next) = next {
-            for row in first..first + 4 {
+            for key in first..first + 4 {
                 // SAFETY: the caller vouches for the instructions.
-                unsafe { next.prefetch::<V>(dtype, row) };
+                unsafe { next.advance::<V>(key) };
             }
         }
         // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
@@ -390,7 +427,7 @@ unsafe fn online_softmax<V: Vector>(
 unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<Rows<A>>,
+    next: Option<Lookahead<'_>>,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
@@ -399,7 +436,9 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
     let mut vector = 0;
     while vector < vectors {
         let column = vector * V::LANES;
-        let next = next.filter(|_| vector == 0);
+        // All passes over the keys take part: with only the first, memory has nothing to do in the others.
+        let passes = vectors.div_ceil(VECTORS);
+        let next = next.map(|next| next.part(vector / VECTORS, passes));
         // SAFETY: the caller vouches for the rows, and what remains of the vectors is at least what is chosen here.
         vector += unsafe {
             match vectors - vector {
@@ -443,7 +482,7 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
 unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<Rows<A>>,
+    next: Option<Lookahead<'_>>,
     column: usize,
     weights: &[V::Real],
     row_scales: &[V::Real],
@@ -455,7 +494,7 @@ unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECT
         let mut sums = [[V::splat(V::Real::ZERO); VECTORS]; ROWS];
         for key in 0..value.count {
             if let Some(next) = next {
-                next.prefetch::<V>(dtype, key);
+                next.advance::<V>(key);
             }
             let mut factors = [V::splat(V::Real::ZERO); ROWS];
             for row in 0..ROWS {

@@ -23,6 +23,11 @@ pub(crate) struct Head<'a> {
     pages: Option<Pages<'a>>,
 }
 
+/// True if the heads of a row lie beside each other, and rows apart (`BSHD`, packed sequences, pages of rows of all heads).
+pub(crate) const fn are_heads_adjacent(shape: Shape, strides: Strides) -> bool {
+    shape.heads > 1 && strides.head == shape.columns && strides.row >= shape.heads.saturating_mul(shape.columns)
+}
+
 /// Pages of a sequence in a KV cache.
 #[derive(Clone, Copy)]
 struct Pages<'a> {
@@ -121,9 +126,16 @@ impl<'a> Head<'a> {
         self.pages.is_none_or(|pages| (pages.first + rows.start) % pages.page_size + rows.len() <= pages.page_size)
     }
 
-    /// The first `count` rows that follow `rows` in the sequence; fewer where it ends. `None` where it is not in pages.
-    pub(crate) fn following(self, rows: &Range<usize>, count: usize) -> Option<Range<usize>> {
-        self.pages.map(|pages| rows.end..pages.rows.min(rows.end + count))
+    /// Address of a row of a single head, which need not exist: good for prefetching and nothing else. `None` past the last
+    /// page.
+    pub(crate) fn address(self, row: usize) -> Option<*const u8> {
+        let exists = self.pages.is_none_or(|pages| row < pages.rows);
+        exists.then(|| self.tensor.data.as_ptr().wrapping_add(self.offset(row) * self.tensor.dtype.size_bytes()))
+    }
+
+    /// Number of rows from `row` on that are in one page; `usize::MAX` where the sequence is not in pages.
+    pub(crate) fn rows_of_page_from(self, row: usize) -> usize {
+        self.pages.map_or(usize::MAX, |pages| pages.page_size - (pages.first + row) % pages.page_size)
     }
 
     /// Runs of rows that are in one page each: the first row as bytes, and the number of rows. None where the sequence is not in
