@@ -12,6 +12,7 @@ best beside it.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import platform
@@ -58,6 +59,14 @@ def library_call(plan: Plan, tensors: "List[torch.Tensor]") -> "Callable[[], Any
     return call
 
 
+def ctypes_call() -> "Callable[[], Any]":
+    """A call by ctypes that does nothing, with as many arguments: what a call of libflashcore costs here beside itself."""
+    function = ctypes.CDLL(None).memcmp
+    function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    structs = [0, 0, 0]
+    return lambda: function(*structs)
+
+
 def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     """Calls of tiny tensors: one sequence, one head, two rows of 64 columns."""
     dtype = torch.float16
@@ -82,12 +91,12 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     }
     if device.type == "cpu":
         out = torch.empty_like(q)
-        (_, launch) = _ops.miss_output(q, k, v, None, True, -1, -1, 0.0)
-        plan = launch[-1] if launch else _ops.attend(q, k, v, out, None, None, True, -1, -1, 0.0)
+        plan = _ops.attend(q, k, v, out, None, None, True, -1, -1, 0.0)
         functions["libflashcore attention"] = library_call(plan, [q, k, v, out])
         (_, launch) = _kvcache.miss_kvcache_forward(q, *caches, k, v, lengths, causal=True)
         if launch:
             functions["libflashcore kvcache"] = library_call(launch[-1], [q, *caches, out, lengths, k, v])
+        functions["libflashcore nothing"] = ctypes_call()
     try:
         if device.type == "cuda":
             theirs = importlib.import_module("flash_attn").flash_attn_func
@@ -107,6 +116,10 @@ def main() -> None:
     with torch.inference_mode():
         figures = measure(functions_of(torch.device(options.device)), options.batches)
     base = {name: figures.pop(f"libflashcore {name}", None) for name in ("attention", "kvcache")}
+    nothing = figures.pop("libflashcore nothing", None)
+    for library in base.values():
+        if library and nothing:
+            library.update({name: value - nothing[name] for name, value in library.items()})
     where = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else platform.processor()
     print(f"flashcore {flashcore.version()}, torch {torch.__version__}, Python {platform.python_version()}, {where or 'CPU'}")
     print("short way: " + ("yes" if ft.is_fast() else "no, libflashcore_python.so is not there or FLASHCORE_FAST=0"))

@@ -15,12 +15,13 @@ const MOST_ARGUMENTS: usize = 40;
 /// Most launches of a table; when it is full, all of them go, and the next calls find their plans in Python's cache.
 const CAPACITY: usize = 4096;
 
-/// An operation: each argument is a tensor or None, or a number, a flag or None.
+/// An operation: each argument is a tensor or None, or a number, a flag, a tuple of integers or None.
 struct Operation {
     reader: Reader,
     tensor_type: Ref,
     float_type: Ref,
     int_type: Ref,
+    tuple_type: Ref,
     none: Ref,
     yes: Ref,
     no: Ref,
@@ -243,6 +244,8 @@ impl Operation {
                 tensor_type,
                 float_type,
                 int_type,
+                // The type of a tuple, which lives as long as the interpreter.
+                tuple_type: Owned::new(&python, (python.type_of)(dtype_keyword)).object,
                 none,
                 yes,
                 no,
@@ -306,7 +309,7 @@ impl Operation {
     ///
     /// `arguments` must live, and the lock must be held.
     unsafe fn read(&self, arguments: &[Ref], key: &mut Key, addresses: &mut [u64]) -> Option<i32> {
-        let (reader, python) = (&self.reader, &self.reader.interpreter);
+        let reader = &self.reader;
         let mut device = None;
         // SAFETY: by the caller.
         unsafe {
@@ -336,20 +339,50 @@ impl Operation {
                     }
                     addresses[index] = tensor.address;
                     device = device.or(Some(tensor.device));
-                } else if argument == self.no || argument == self.yes {
-                    key.push(1 + u64::from(argument == self.yes));
-                } else if self.type_of(argument) == self.float_type {
-                    key.push(3);
-                    key.push((python.float_as_f64)(argument).to_bits());
-                } else if self.type_of(argument) == self.int_type {
-                    key.push(4);
-                    key.push(python.integer(argument)? as u64);
                 } else {
-                    return None;
+                    self.read_value(argument, key)?;
                 }
             }
         }
         device
+    }
+
+    /// Writes a flag, a number or a tuple of integers into the key. None for what is none of them.
+    ///
+    /// # Safety
+    ///
+    /// `argument` must live, and the lock must be held.
+    unsafe fn read_value(&self, argument: Ref, key: &mut Key) -> Option<()> {
+        let python = &self.reader.interpreter;
+        // SAFETY: by the caller; items of a tuple live as long as the tuple.
+        unsafe {
+            if argument == self.no || argument == self.yes {
+                key.push(1 + u64::from(argument == self.yes));
+                return Some(());
+            }
+            let argument_type = self.type_of(argument);
+            if argument_type == self.float_type {
+                key.push(3);
+                key.push((python.float_as_f64)(argument).to_bits());
+            } else if argument_type == self.int_type {
+                key.push(4);
+                key.push(python.integer(argument)? as u64);
+            } else if argument_type == self.tuple_type {
+                let size = (python.tuple_size)(argument);
+                key.push(5);
+                key.push(size as u64);
+                for index in 0..size {
+                    let item = (python.tuple_get)(argument, index);
+                    if self.type_of(item) != self.int_type {
+                        return None;
+                    }
+                    key.push(python.integer(item)? as u64);
+                }
+            } else {
+                return None;
+            }
+            Some(())
+        }
     }
 
     /// The type of an object, which lives as long as the object.

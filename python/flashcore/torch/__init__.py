@@ -33,15 +33,7 @@ __all__ = [
 
 Tensors = Tuple[torch.Tensor, torch.Tensor]
 _operators = torch.ops.flashcore
-_forward_operator = _operators.forward.default
-
-
-def _dispatch_output(*arguments: Any) -> torch.Tensor:
-    return _forward_operator(*arguments)[0]
-
-
-_forward = operation(_ops.miss_forward, _forward_operator)
-_output = operation(_ops.miss_output, _dispatch_output)
+_forward = operation(_ops.miss_forward, _operators.forward.default)
 _varlen_forward = operation(_ops.miss_varlen_forward, _operators.varlen_forward.default)
 _kvcache_forward = operation(_kvcache.miss_kvcache_forward, _operators.kvcache_forward.default)
 
@@ -70,15 +62,6 @@ def forward(
         q, k, v, scale, causal, window_left, window_right, softcap, top_left, alibi_slopes, sinks, bias, seqused_q,
         seqused_k, leftpad_k, return_lse,
     )  # fmt: skip
-
-
-def output(
-    q: Any, k: Any, v: Any, scale: "Optional[float]", causal: bool, left: int, right: int, softcap: float
-) -> torch.Tensor:
-    """The output of `forward` alone, without further operands: the shortest way."""
-    if is_dynamo_compiling():
-        return _operators.forward(q, k, v, scale, causal, left, right, softcap)[0]
-    return _output(q, k, v, scale, causal, left, right, softcap)
 
 
 def varlen_forward(

@@ -88,22 +88,6 @@ def miss_forward(
     return (out, lse), launch_of(plan, _FORWARD, 16, (out, lse), True)
 
 
-def miss_output(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: "Optional[float]",
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-) -> "Tuple[torch.Tensor, Any]":
-    """The output of `forward` alone, without further operands."""
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]) if q.dim() == 4 and v.dim() == 4 else q.shape)
-    plan = attend(q, k, v, out, None, scale, causal, window_left, window_right, softcap)
-    return out, launch_of(plan, _FORWARD, 8, (out,), False)
-
-
 def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> Any:
     """Fake implementation: outputs of the right shapes, from the arguments of `function` by name."""
     signature = inspect.signature(function)
