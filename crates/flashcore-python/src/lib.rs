@@ -17,12 +17,20 @@
 #![expect(unsafe_code, reason = "objects of Python are raw pointers")]
 #![expect(clippy::doc_markdown, reason = "names of Python and of DLPack")]
 
+mod functions;
 mod interpreter;
+mod kernel;
 mod key;
 mod launch;
 mod operation;
+mod table;
 mod tensor;
+mod torch;
 
+pub use kernel::{
+    flashcore_python_kernel, flashcore_python_kernel_clear, flashcore_python_kernel_count,
+    flashcore_python_torch_symbols,
+};
 pub use operation::{flashcore_python_clear, flashcore_python_count, flashcore_python_operation};
 
 use std::ffi::c_char;
@@ -30,5 +38,5 @@ use std::ffi::c_char;
 /// Names of the functions of Python whose addresses [`flashcore_python_operation`] takes, in order, one a line.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_python_symbols() -> *const c_char {
-    interpreter::SYMBOLS.as_ptr().cast()
+    interpreter::Interpreter::SYMBOLS.as_ptr().cast()
 }

@@ -1,19 +1,16 @@
 //! Operations: builtin functions of Python with a table of launches.
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::interpreter::{FASTCALL, Interpreter, MethodDef, Owned, Ref};
-use crate::key::{BuildWordHasher, Key};
-use crate::launch::{Kind, Launch, MOST_OUTPUTS};
+use crate::key::Key;
+use crate::launch::{INVALID_PLAN, Kind, Launch, MOST_OUTPUTS};
+use crate::table::Table;
 use crate::tensor::{Exchange, ExchangeFunctions, Names, Reader};
 
 /// Most arguments of an operation.
 const MOST_ARGUMENTS: usize = 40;
-/// Most launches of a table; when it is full, all of them go, and the next calls find their plans in Python's cache.
-const CAPACITY: usize = 4096;
 
 /// An operation: each argument is a tensor or None, or a number, a flag, a tuple of integers or None.
 struct Operation {
@@ -43,7 +40,7 @@ struct Operation {
     /// Number of arguments without a default.
     required: usize,
     defaults: Vec<Ref>,
-    launches: Mutex<HashMap<Box<[u64]>, Arc<Launch>, BuildWordHasher>>,
+    launches: Table,
 }
 
 /// Result of a launch.
@@ -53,9 +50,6 @@ enum Outcome {
     /// Nothing was launched, and the Python way is to be taken: the plan was evicted meanwhile, or torch has changed.
     Gone,
 }
-
-/// FLASHCORE_INVALID_PLAN.
-const INVALID_PLAN: i32 = 7;
 
 /// A MethodDef that stays.
 struct Method(MethodDef);
@@ -111,12 +105,8 @@ pub unsafe extern "C" fn flashcore_python_operation(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_python_clear(capsule: *mut c_void) {
     // SAFETY: by the caller.
-    if let Some(operation) = unsafe { operation_of(capsule.cast()) }
-        && let Ok(mut launches) = operation.launches.try_lock()
-    {
-        let gone = std::mem::take(&mut *launches);
-        drop(launches);
-        drop(gone);
+    if let Some(operation) = unsafe { operation_of(capsule.cast()) } {
+        operation.launches.clear();
     }
 }
 
@@ -128,9 +118,7 @@ pub unsafe extern "C" fn flashcore_python_clear(capsule: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_python_count(capsule: *mut c_void) -> usize {
     // SAFETY: by the caller.
-    unsafe { operation_of(capsule.cast()) }
-        .and_then(|operation| operation.launches.try_lock().ok().map(|launches| launches.len()))
-        .unwrap_or(0)
+    unsafe { operation_of(capsule.cast()) }.map_or(0, |operation| operation.launches.count())
 }
 
 /// Address of PyCapsule_GetPointer, by which a call finds its operation: a process has one Python.
@@ -262,7 +250,7 @@ impl Operation {
                 are_tensors,
                 required,
                 defaults,
-                launches: Mutex::default(),
+                launches: Table::default(),
             })
         }
     }
@@ -288,12 +276,7 @@ impl Operation {
                 return self.leave(given);
             };
             let Some(words) = key.words() else { return self.slow(given, None) };
-            // Only tried: a lock that is taken may belong to a thread that does not exist after a fork.
-            let launch = match self.launches.try_lock() {
-                Ok(launches) => launches.get(words).cloned(),
-                Err(_) => return self.slow(given, None),
-            };
-            match launch {
+            match self.launches.find(words) {
                 Some(launch) => match self.launch(&launch, arguments, &mut addresses, device) {
                     Outcome::Done(result) => result,
                     Outcome::Gone => self.slow(given, Some(words)),
@@ -584,23 +567,9 @@ impl Operation {
                 && launch != self.none
                 && let Some(launch) = Launch::parse(python, launch, self.defaults.len())
             {
-                self.keep(key, launch);
+                self.launches.keep(key, launch);
             }
             result.into_ref()
         }
-    }
-
-    /// Puts a launch into the table, unless another thread is about to.
-    fn keep(&self, key: &[u64], launch: Launch) {
-        // What goes is dropped after the lock: dropping runs code of Python.
-        let mut gone = None;
-        let launch = Arc::new(launch);
-        if let Ok(mut launches) = self.launches.try_lock() {
-            if launches.len() >= CAPACITY {
-                gone = Some(std::mem::take(&mut *launches));
-            }
-            launches.insert(key.into(), launch);
-        }
-        drop(gone);
     }
 }

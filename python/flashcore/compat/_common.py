@@ -9,6 +9,7 @@ import torch
 from .._errors import InvalidArgument, Unsupported
 from ..torch import forward, kvcache_forward, varlen_forward
 from ..torch._launch import refuse_grad
+from ..torch._namespace import OPERATORS
 from . import _chunks
 from ._append import append_new
 
@@ -78,7 +79,7 @@ class _Refusing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return (None, *torch.ops.flashcore.no_backward(grad, *ctx.saved_tensors))
+        return (None, *OPERATORS.no_backward(grad, *ctx.saved_tensors))
 
 
 def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
@@ -197,7 +198,7 @@ def _packed_by_sequence(
         two_rows = torch.cat([zero, rows[b : b + 1]])
         two_keys = None if used_k is None else torch.cat([zero, used_k[b : b + 1]])
         two_pages = None if pages is None else pages[b : b + 1].expand(2, -1).contiguous()
-        torch.ops.flashcore.varlen_forward_out(
+        OPERATORS.varlen_forward_out(
             q, k, v, two_q, two_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes[b], None,
             two_rows, two_keys, None, None, two_pages, out=out, lse=lse if return_lse else None,
         )  # fmt: skip
