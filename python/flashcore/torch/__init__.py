@@ -18,7 +18,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import InvalidArgument
-from . import _kvcache, _ops, _serving
+from . import _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
 from ._namespace import NAMESPACE, OPERATORS
 
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Tensors = Tuple[torch.Tensor, torch.Tensor]
+_sdpa.offer()
 _forward = operation(_ops.miss_forward, OPERATORS.forward.default)
 _varlen_forward = operation(_ops.miss_varlen_forward, OPERATORS.varlen_forward.default)
 _kvcache_forward = operation(_kvcache.miss_kvcache_forward, OPERATORS.kvcache_forward.default)
