@@ -11,8 +11,11 @@
 //! object matters, and tensors are read by DLPack's C exchange table where torch has it, else by attributes. Functions of
 //! `libflashcore` are addresses too, and two versions of it can live beside each other.
 //!
-//! Nothing is global: an operation belongs to the interpreter that made it. A lock guards the table, which is only tried,
-//! never waited for: a call that finds it taken, in another thread or since before a fork, goes the Python way.
+//! `flashcore_python_kernel` registers kernels of torch's operators through libtorch's plain C interface: the same table and
+//! the same launches, for calls that come from the dispatcher, without the interpreter's lock.
+//!
+//! Nothing but these kernels is global: an operation belongs to the interpreter that made it. A lock guards the table, which
+//! is only tried, never waited for: a call that finds it taken, since before a fork, goes the Python way.
 
 #![expect(unsafe_code, reason = "objects of Python are raw pointers")]
 #![expect(clippy::doc_markdown, reason = "names of Python and of DLPack")]
