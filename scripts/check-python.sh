@@ -44,7 +44,8 @@ unset PYTHONPATH FLASHCORE_LIBRARY
 cd "$folder"
 if [ "$with" = torch ]; then
     "$bin/python" -m pytest -q tests
-    # Once more without libflashcore_python.so: the Python way of every call.
+    # Once more with operators in Python, and without libflashcore_python.so: the Python way of every call.
+    FLASHCORE_STABLE=0 "$bin/python" -m pytest -q tests/test_torch.py
     FLASHCORE_FAST=0 "$bin/python" -m pytest -q tests/test_torch.py
 else
     "$bin/python" -m pytest -q tests/test_attention.py tests/test_wheel.py

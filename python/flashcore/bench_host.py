@@ -12,6 +12,7 @@ best beside it.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import platform
@@ -25,7 +26,7 @@ import flashcore
 import flashcore.torch as ft
 from flashcore._plans import Plan
 from flashcore.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flashcore.torch import _kvcache, _ops
+from flashcore.torch import _kvcache, _ops, _stable
 
 BATCH = 64
 
@@ -58,6 +59,14 @@ def library_call(plan: Plan, tensors: "List[torch.Tensor]") -> "Callable[[], Any
     return call
 
 
+def ctypes_call() -> "Callable[[], Any]":
+    """A call by ctypes that does nothing, with as many arguments: what a call of libflashcore costs here beside itself."""
+    function = ctypes.CDLL(None).memcmp
+    function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    structs = [0, 0, 0]
+    return lambda: function(*structs)
+
+
 def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     """Calls of tiny tensors: one sequence, one head, two rows of 64 columns."""
     dtype = torch.float16
@@ -68,11 +77,13 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     caches = [torch.zeros(1, 8, 1, 64, dtype=dtype, device=device) for _ in range(2)]
     lengths = torch.tensor([3], dtype=torch.int32, device=device)
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    operator = torch.ops.flashcore.forward.default
+    ops = ft.OPERATORS
     functions: "Dict[str, Callable[[], Any]]" = {
         "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
         "flashcore.torch.forward": lambda: ft.forward(q, k, v, causal=True),
-        "torch.ops.flashcore.forward": lambda: operator(q, k, v, None, True),
+        "torch.ops.flashcore.forward": lambda: ops.forward.default(q, k, v, None, True),
+        "torch.ops.flashcore.varlen_forward": lambda: ops.varlen_forward.default(*packed, offsets, offsets, 2, 2, None, True),
+        "torch.ops.flashcore.kvcache_forward": lambda: ops.kvcache_forward.default(q, *caches, k, v, lengths, causal=True),
         "flashcore.torch.varlen_forward": lambda: ft.varlen_forward(*packed, offsets, offsets, 2, 2, None, True),
         "flashcore.torch.kvcache_forward": lambda: ft.kvcache_forward(q, *caches, k, v, lengths, causal=True),
         "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, offsets, offsets, 2, 2, causal=True),
@@ -82,12 +93,12 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     }
     if device.type == "cpu":
         out = torch.empty_like(q)
-        (_, launch) = _ops.miss_output(q, k, v, None, True, -1, -1, 0.0)
-        plan = launch[-1] if launch else _ops.attend(q, k, v, out, None, None, True, -1, -1, 0.0)
+        plan = _ops.attend(q, k, v, out, None, None, True, -1, -1, 0.0)
         functions["libflashcore attention"] = library_call(plan, [q, k, v, out])
         (_, launch) = _kvcache.miss_kvcache_forward(q, *caches, k, v, lengths, causal=True)
         if launch:
             functions["libflashcore kvcache"] = library_call(launch[-1], [q, *caches, out, lengths, k, v])
+        functions["libflashcore nothing"] = ctypes_call()
     try:
         if device.type == "cuda":
             theirs = importlib.import_module("flash_attn").flash_attn_func
@@ -107,18 +118,23 @@ def main() -> None:
     with torch.inference_mode():
         figures = measure(functions_of(torch.device(options.device)), options.batches)
     base = {name: figures.pop(f"libflashcore {name}", None) for name in ("attention", "kvcache")}
+    nothing = figures.pop("libflashcore nothing", None)
+    for library in base.values():
+        if library and nothing:
+            library.update({name: value - nothing[name] for name, value in library.items()})
     where = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else platform.processor()
     print(f"flashcore {flashcore.version()}, torch {torch.__version__}, Python {platform.python_version()}, {where or 'CPU'}")
     print("short way: " + ("yes" if ft.is_fast() else "no, libflashcore_python.so is not there or FLASHCORE_FAST=0"))
+    print("torch.ops: kernels " + ("of libtorch's C interface" if _stable.is_registered("forward") else "in Python"))
     for name, library in base.items():
         if library:
             print(f"libflashcore itself, {name}: {library['us']:.2f} us, subtracted below")
-    print(f"{'host cost of a call':32}{'us':>8}{'best':>8}")
+    print(f"{'host cost of a call':36}{'us':>8}{'best':>8}")
     for name, figure in figures.items():
         of = base["kvcache" if "kvcache" in name else "attention"] if "flash_attn_" in name or "flashcore" in name else None
         if of:
             figure["us"], figure["best_us"] = figure["us"] - of["us"], figure["best_us"] - of["best_us"]
-        print(f"{name:32}{figure['us']:8.2f}{figure['best_us']:8.2f}")
+        print(f"{name:36}{figure['us']:8.2f}{figure['best_us']:8.2f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "python": sys.version, "host_us": figures}, file, indent=1)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import flashcore  # noqa: E402
 import flashcore.torch as ft  # noqa: E402
 from flashcore._plans import CACHE  # noqa: E402
+from flashcore.compat import _common, _short, flash_attn, flash_attn_interface  # noqa: E402
 from flashcore.torch import _fast, _kvcache, _ops  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not ft.is_fast(), reason="libflashcore_python.so is not there")
@@ -31,6 +32,13 @@ def refuse(*arguments):
     raise AssertionError("this call is plain")
 
 
+def miss_output(q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", scale, causal, left, right, softcap):
+    """The output of `forward` alone."""
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    plan = _ops.attend(q, k, v, out, None, scale, causal, left, right, softcap)
+    return out, _fast.launch_of(plan, _ops._FORWARD, 8, (out,), False)
+
+
 def attention_cases():
     q, k, v = torch.randn(2, 130, 4, 64), torch.randn(2, 300, 2, 64), torch.randn(2, 300, 2, 64)
     packed = [x.flatten(0, 1) for x in (q, k, v)]
@@ -44,7 +52,7 @@ def attention_cases():
     return {
         "forward": (_ops.miss_forward, (q, k, v, None, True, -1, -1, 0.0)),
         "lse": (_ops.miss_forward, (q, k, v, 0.2, False, 70, 9, 5.0, False, None, sinks, bias, None, None, None, True)),
-        "output": (_ops.miss_output, (q, k.transpose(1, 2).contiguous().transpose(1, 2), v, None, True, -1, -1, 0.0)),
+        "output": (miss_output, (q, k.transpose(1, 2).contiguous().transpose(1, 2), v, None, True, -1, -1, 0.0)),
         "varlen": (_ops.miss_varlen_forward, (*packed, cu_q, cu_k, 160, 333, None, True)),
         "cache": (_kvcache.miss_kvcache_forward, (q[:, :5], *pages, None, None, lengths, *[None] * 2, True, None, None, None, table)),
         "append": (_kvcache.miss_kvcache_forward, (q[:, :5], *pages, *new, lengths, *tables, True, None, None, None, table)),
@@ -70,7 +78,7 @@ def test_hits_have_the_bits_of_misses(make, name):
 
 
 def test_keys_tell_calls_apart(make):
-    function = make(_ops.miss_output, refuse)
+    function = make(miss_output, refuse)
     q = torch.randn(2, 130, 4, 64)
     k = torch.randn(2, 130, 4, 64)
     calls = [
@@ -90,7 +98,7 @@ def test_keys_tell_calls_apart(make):
     ]
     for _ in range(2):
         for arguments in calls:
-            assert torch.equal(function(*arguments), _ops.miss_output(*arguments)[0])
+            assert torch.equal(function(*arguments), miss_output(*arguments)[0])
     assert _fast.launches(function) == len(calls)
 
 
@@ -101,7 +109,7 @@ def test_not_plain_is_dispatched(make):
         seen.append(arguments)
         return "dispatched"
 
-    function = make(_ops.miss_output, dispatch)
+    function = make(miss_output, dispatch)
     q, k = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64)
     rest = (None, False, -1, -1, 0.0)
     function(q, k, k, *rest)
@@ -169,11 +177,11 @@ def test_what_a_hit_refuses(make):
 
 
 def test_plans_that_go(make):
-    function = make(_ops.miss_output, refuse)
+    function = make(miss_output, refuse)
     q = torch.randn(1, 133, 2, 64)
     arguments = (q, q, q, None, True, -1, -1, 0.0)
     expected = function(*arguments)
-    plan = _ops.miss_output(*arguments)[1][-1]
+    plan = miss_output(*arguments)[1][-1]
     # A plan that was destroyed under the table: the call goes the Python way, which makes another.
     CACHE.plans.clear()
     plan.destroy()
@@ -186,9 +194,9 @@ def test_plans_that_go(make):
 
 
 def test_threads(make):
-    function = make(_ops.miss_output, refuse)
+    function = make(miss_output, refuse)
     cases = [torch.randn(1, rows, 2, 64) for rows in range(100, 130)]
-    expected = [_ops.miss_output(q, q, q, None, True, -1, -1, 0.0)[0] for q in cases]
+    expected = [miss_output(q, q, q, None, True, -1, -1, 0.0)[0] for q in cases]
     wrong = []
 
     def work(offset):
@@ -209,7 +217,7 @@ def test_threads(make):
 
 
 def test_fork(make):
-    function = make(_ops.miss_output, refuse)
+    function = make(miss_output, refuse)
     torch.set_num_threads(1)
     q = torch.randn(1, 70, 2, 64)
     expected = function(q, q, q, None, True, -1, -1, 0.0)
@@ -236,3 +244,108 @@ def test_references_are_given_back(make):
         gc.collect()
         counts.append((sys.getrefcount(q), sys.getrefcount(shape), sys.getrefcount(torch.float32), sys.getrefcount(torch.Tensor)))
     assert counts[1] == counts[2], counts
+
+
+def compat_cases():
+    q, k, v = torch.randn(2, 70, 4, 64), torch.randn(2, 230, 2, 64), torch.randn(2, 230, 2, 64)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 61, 140], [0, 227, 460]))
+    caches = [torch.randn(2, 300, 2, 64) for _ in "kv"]
+    new = [torch.randn(2, 70, 2, 64) for _ in "kv"]
+    tables = [torch.rand(400, 16) for _ in range(2)]
+    lengths = torch.tensor([211, 3], dtype=torch.int32)
+    slopes = torch.rand(4)
+    two, three = flash_attn, flash_attn_interface
+    causal = {"causal": True}
+    return {
+        "dense": (two.flash_attn_func, _short.dense, (q, k, v), causal),
+        "dense with all": (two.flash_attn_func, _short.dense, (q, k, v, 0.0, 0.2, False, (60, 3), 5.0, slopes, False, True), {}),
+        "dense 3": (three.flash_attn_func, _short.dense, (q, k, v), {"window_size": (33, 0), "return_attn_probs": True}),
+        "varlen": (two.flash_attn_varlen_func, _short.packed, (*packed, cu_q, cu_k, 79, 233), causal),
+        "varlen with all": (
+            two.flash_attn_varlen_func, _short.packed,
+            (*packed, cu_q, cu_k, 79, 233, 0.0, 0.2, True, (60, 0), 5.0, slopes, False, True), {},
+        ),
+        "varlen 3": (three.flash_attn_varlen_func, _short.packed, (*packed, cu_q, cu_k, 79, 233, None, lengths), causal),
+        "cache": (two.flash_attn_with_kvcache, two._cached, (q, *caches), {"cache_seqlens": lengths, "return_softmax_lse": True}),
+        "append": (two.flash_attn_with_kvcache, two._cached, (q, *caches, *new, *tables, lengths), causal),
+        "append 3": (
+            three.flash_attn_with_kvcache, three._cached, (q, *caches, *new, None, *tables, lengths),
+            {"softcap": 9.0, "window_size": (99, 0), "cache_leftpad": torch.tensor([9, 1], dtype=torch.int32)},
+        ),
+    }  # fmt: skip
+
+
+def flat(result):
+    return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
+
+
+@pytest.mark.parametrize("name", list(compat_cases()))
+def test_functions_of_flash_attn_hit(name):
+    torch.manual_seed(4)
+    function, builtin, arguments, options = compat_cases()[name]
+    CACHE.clear()
+    # First one tensor in all places of its shape, but for caches that are written: a launch must keep them apart.
+    is_written = name.startswith("append")
+    kinds = {}
+    alike = [
+        kinds.setdefault(x.shape, x)
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and not (is_written and place in (1, 2))
+        else x
+        for place, x in enumerate(arguments)
+    ]
+    function(*alike, **options)
+    assert _fast.launches(builtin) == 1
+    for _ in range(2):
+        given = [torch.randn_like(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+        twin = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+        actual = flat(function(*given, **options))
+        assert _fast.launches(builtin) == 1, "a hit"
+        CACHE.clear()
+        expected = flat(function(*twin, **options))
+        function(*twin, **options)
+        assert len(actual) == len(expected)
+        for first, second in zip(actual, expected):
+            assert torch.equal(first, second) and first.dtype == second.dtype
+        if is_written:
+            assert all(torch.equal(x, y) for x, y in zip(given[1:3], twin[1:3])), "the caches"
+
+
+def test_functions_of_flash_attn_that_copy_do_not_hit():
+    CACHE.clear()
+    # Columns apart are copied, and slopes of each batch are split: nothing of it is one launch of the given tensors.
+    q = torch.randn(2, 70, 64, 4).transpose(-1, -2)
+    k = torch.randn(2, 70, 4, 64)
+    for _ in range(2):
+        expected = flash_attn.flash_attn_func(q.contiguous(), k, k)
+        assert torch.equal(flash_attn.flash_attn_func(q, k, k), expected)
+    assert _fast.launches(_short.dense) == 1, "that of the contiguous query alone"
+    slopes = torch.rand(2, 4)
+    for _ in range(2):
+        by_batch = [flash_attn.flash_attn_func(k[b : b + 1], k[b : b + 1], k[b : b + 1], alibi_slopes=slopes[b]) for b in range(2)]
+        assert torch.equal(flash_attn.flash_attn_func(k, k, k, alibi_slopes=slopes), torch.cat(by_batch))
+    assert _fast.launches(_short.dense) == 2
+
+
+def test_windows_tell_calls_apart():
+    CACHE.clear()
+    q = torch.randn(1, 90, 2, 64)
+    windows = [(-1, -1), (5, 0), (0, 5), (5, 5), (5, -1)]
+    for _ in range(2):
+        for window in windows:
+            expected, _ = _common.dense(q, q, q, None, False, window, 0.0, None, False)
+            assert torch.equal(flash_attn.flash_attn_func(q, q, q, window_size=window), expected)
+            assert torch.equal(flash_attn.flash_attn_func(q, q, q, window_size=list(window)), expected)
+            tensors = torch.tensor(window).unbind()
+            assert torch.equal(flash_attn.flash_attn_func(q, q, q, window_size=tensors), expected)
+    assert _fast.launches(_short.dense) == len(windows)
+
+
+def test_lengths_are_checked_in_every_call():
+    pages = [torch.randn(6, 16, 2, 64) for _ in "kv"]
+    table = torch.arange(4, dtype=torch.int32).view(1, 4)
+    q = torch.randn(1, 1, 2, 64)
+    for lengths in (10, 60, 64):
+        flash_attn.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor([lengths], dtype=torch.int32), block_table=table)
+    with pytest.raises(flashcore.InvalidArgument, match="a sequence has 65 keys .* block_table"):
+        flash_attn.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor([65], dtype=torch.int32), block_table=table)

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use crate::functions::functions;
+
 /// An object of Python: its layout is the interpreter's business.
 #[repr(C)]
 pub(crate) struct Object {
@@ -23,39 +25,10 @@ pub(crate) struct MethodDef {
 /// METH_FASTCALL: arguments as an array.
 pub(crate) const FASTCALL: c_int = 0x80;
 
-macro_rules! functions {
-    ($($field:ident = $symbol:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Functions of the interpreter. All of them need its lock (GIL), but for `restore_thread`, which takes it.
-        #[derive(Clone, Copy)]
-        pub(crate) struct Interpreter {
-            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        /// The names, one a line, with a terminating zero.
-        pub(crate) const SYMBOLS: &str = concat!($($symbol, "\n",)* "\0");
-
-        impl Interpreter {
-            /// The functions at the addresses of [`SYMBOLS`]; none if the number is another, or one is null.
-            ///
-            /// # Safety
-            ///
-            /// Each address must be that of the function of the name in its place, or 0.
-            pub(crate) unsafe fn new(addresses: &[usize]) -> Option<Self> {
-                let mut rest = addresses.iter().copied();
-                let functions = Self {
-                    $($field: {
-                        let address = rest.next().filter(|&address| address != 0)?;
-                        // SAFETY: by the caller, a function of this signature is there.
-                        unsafe { std::mem::transmute::<usize, unsafe extern "C" fn($($argument),*) $(-> $result)?>(address) }
-                    },)*
-                };
-                rest.next().is_none().then_some(functions)
-            }
-        }
-    };
-}
-
 functions! {
+    /// Functions of the interpreter. All of them need its lock (GIL), but for those that take it: `restore_thread` and
+    /// `take_lock`.
+    Interpreter;
     inc_ref = "Py_IncRef" (Ref);
     dec_ref = "Py_DecRef" (Ref);
     type_of = "PyObject_Type" (Ref) -> Ref;
@@ -78,6 +51,8 @@ functions! {
     error_clear = "PyErr_Clear" ();
     save_thread = "PyEval_SaveThread" () -> *mut c_void;
     restore_thread = "PyEval_RestoreThread" (*mut c_void);
+    take_lock = "PyGILState_Ensure" () -> c_int;
+    give_lock = "PyGILState_Release" (c_int);
     capsule_new = "PyCapsule_New" (*mut c_void, *const c_char, *const c_void) -> Ref;
     capsule_get = "PyCapsule_GetPointer" (Ref, *const c_char) -> *mut c_void;
     function_new = "PyCFunction_NewEx" (*const MethodDef, Ref, Ref) -> Ref;
@@ -174,5 +149,26 @@ impl Interpreter {
             }
             Some(value)
         }
+    }
+}
+
+/// The lock of the interpreter, given back when it goes.
+pub(crate) struct Lock<'a> {
+    interpreter: &'a Interpreter,
+    state: c_int,
+}
+
+impl<'a> Lock<'a> {
+    /// Takes the lock; a thread that holds it may take it again.
+    pub(crate) fn take(interpreter: &'a Interpreter) -> Self {
+        // SAFETY: the function may be called by every thread while the interpreter lives.
+        Self { interpreter, state: unsafe { (interpreter.take_lock)() } }
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the state is that of the lock that this thread took.
+        unsafe { (self.interpreter.give_lock)(self.state) };
     }
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::interpreter::{Interpreter, Owned, Ref};
 
+/// FLASHCORE_INVALID_PLAN: the plan was destroyed meanwhile.
+pub(crate) const INVALID_PLAN: i32 = 7;
 /// Most words of all structs of a call.
 pub(crate) const MOST_WORDS: usize = 160;
 /// Most outputs, the workspace included.
@@ -26,6 +28,9 @@ pub(crate) enum Kind {
 pub(crate) struct Output {
     /// The shape, a tuple, or the tensor that is shared.
     pub(crate) shape: Owned,
+    /// The shape once more, and the strides of a contiguous tensor; empty for what is shared.
+    pub(crate) sizes: Vec<i64>,
+    pub(crate) strides: Vec<i64>,
     pub(crate) kind: Kind,
 }
 
@@ -95,7 +100,17 @@ impl Launch {
                         3 => Kind::Shared,
                         _ => return None,
                     };
-                    Some(Output { shape: Owned::borrow(python, shape), kind })
+                    let mut sizes = Vec::new();
+                    if kind != Kind::Shared {
+                        for size in python.items(shape)? {
+                            sizes.push(python.integer(size)?);
+                        }
+                    }
+                    let mut strides = vec![1; sizes.len()];
+                    for dimension in (1..sizes.len()).rev() {
+                        strides[dimension - 1] = strides[dimension] * sizes[dimension].max(1);
+                    }
+                    Some(Output { shape: Owned::borrow(python, shape), sizes, strides, kind })
                 })
                 .collect::<Option<Vec<_>>>()?;
             let arguments = python
@@ -136,9 +151,23 @@ impl Launch {
     ///
     /// # Safety
     ///
-    /// `addresses` must be those of the arguments and outputs, of tensors that live and are like those of the key; the
-    /// lock must be held.
+    /// As for `run_unlocked`, and the lock must be held.
     pub(crate) unsafe fn run(&self, python: &Interpreter, addresses: &[u64], stream: u64) -> i32 {
+        // SAFETY: by the caller. Nothing in between touches an object.
+        unsafe {
+            let state = (python.save_thread)();
+            let status = self.run_unlocked(addresses, stream);
+            (python.restore_thread)(state);
+            status
+        }
+    }
+
+    /// Calls the function of libflashcore; the status. No lock is needed.
+    ///
+    /// # Safety
+    ///
+    /// `addresses` must be those of the arguments and outputs, of tensors that live and are like those of the key.
+    pub(crate) unsafe fn run_unlocked(&self, addresses: &[u64], stream: u64) -> i32 {
         let mut words = [0u64; MOST_WORDS];
         words[..self.template.len()].copy_from_slice(&self.template);
         for &(word, source) in &self.places {
@@ -155,10 +184,9 @@ impl Launch {
         }
         let [a, b, c, d] = values;
         // SAFETY: the function takes the plan and as many arguments, all of the size of a pointer, by the contract of
-        // `parse`; the structs live on the stack until it returns. Nothing here touches an object without the lock.
+        // `parse`; the structs live on the stack until it returns.
         unsafe {
-            let state = (python.save_thread)();
-            let status = match self.arguments.len() {
+            match self.arguments.len() {
                 2 => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64) -> i32>(self.function)(
                     self.plan, a, b,
                 ),
@@ -168,9 +196,7 @@ impl Launch {
                 _ => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>(self.function)(
                     self.plan, a, b, c, d,
                 ),
-            };
-            (python.restore_thread)(state);
-            status
+            }
         }
     }
 

@@ -11,18 +11,29 @@
 //! object matters, and tensors are read by DLPack's C exchange table where torch has it, else by attributes. Functions of
 //! `libflashcore` are addresses too, and two versions of it can live beside each other.
 //!
-//! Nothing is global: an operation belongs to the interpreter that made it. A lock guards the table, which is only tried,
-//! never waited for: a call that finds it taken, in another thread or since before a fork, goes the Python way.
+//! `flashcore_python_kernel` registers kernels of torch's operators through libtorch's plain C interface: the same table and
+//! the same launches, for calls that come from the dispatcher, without the interpreter's lock.
+//!
+//! Nothing but these kernels is global: an operation belongs to the interpreter that made it. A lock guards the table, which
+//! is only tried, never waited for: a call that finds it taken, since before a fork, goes the Python way.
 
 #![expect(unsafe_code, reason = "objects of Python are raw pointers")]
 #![expect(clippy::doc_markdown, reason = "names of Python and of DLPack")]
 
+mod functions;
 mod interpreter;
+mod kernel;
 mod key;
 mod launch;
 mod operation;
+mod table;
 mod tensor;
+mod torch;
 
+pub use kernel::{
+    flashcore_python_kernel, flashcore_python_kernel_clear, flashcore_python_kernel_count,
+    flashcore_python_torch_symbols,
+};
 pub use operation::{flashcore_python_clear, flashcore_python_count, flashcore_python_operation};
 
 use std::ffi::c_char;
@@ -30,5 +41,5 @@ use std::ffi::c_char;
 /// Names of the functions of Python whose addresses [`flashcore_python_operation`] takes, in order, one a line.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_python_symbols() -> *const c_char {
-    interpreter::SYMBOLS.as_ptr().cast()
+    interpreter::Interpreter::SYMBOLS.as_ptr().cast()
 }

@@ -1,26 +1,24 @@
 //! Operations: builtin functions of Python with a table of launches.
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::interpreter::{FASTCALL, Interpreter, MethodDef, Owned, Ref};
-use crate::key::{BuildWordHasher, Key};
-use crate::launch::{Kind, Launch, MOST_OUTPUTS};
+use crate::key::Key;
+use crate::launch::{INVALID_PLAN, Kind, Launch, MOST_OUTPUTS};
+use crate::table::Table;
 use crate::tensor::{Exchange, ExchangeFunctions, Names, Reader};
 
 /// Most arguments of an operation.
 const MOST_ARGUMENTS: usize = 40;
-/// Most launches of a table; when it is full, all of them go, and the next calls find their plans in Python's cache.
-const CAPACITY: usize = 4096;
 
-/// An operation: each argument is a tensor or None, or a number, a flag or None.
+/// An operation: each argument is a tensor or None, or a number, a flag, a tuple of integers or None.
 struct Operation {
     reader: Reader,
     tensor_type: Ref,
     float_type: Ref,
     int_type: Ref,
+    tuple_type: Ref,
     none: Ref,
     yes: Ref,
     no: Ref,
@@ -42,7 +40,7 @@ struct Operation {
     /// Number of arguments without a default.
     required: usize,
     defaults: Vec<Ref>,
-    launches: Mutex<HashMap<Box<[u64]>, Arc<Launch>, BuildWordHasher>>,
+    launches: Table,
 }
 
 /// Result of a launch.
@@ -52,9 +50,6 @@ enum Outcome {
     /// Nothing was launched, and the Python way is to be taken: the plan was evicted meanwhile, or torch has changed.
     Gone,
 }
-
-/// FLASHCORE_INVALID_PLAN.
-const INVALID_PLAN: i32 = 7;
 
 /// A MethodDef that stays.
 struct Method(MethodDef);
@@ -110,12 +105,8 @@ pub unsafe extern "C" fn flashcore_python_operation(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_python_clear(capsule: *mut c_void) {
     // SAFETY: by the caller.
-    if let Some(operation) = unsafe { operation_of(capsule.cast()) }
-        && let Ok(mut launches) = operation.launches.try_lock()
-    {
-        let gone = std::mem::take(&mut *launches);
-        drop(launches);
-        drop(gone);
+    if let Some(operation) = unsafe { operation_of(capsule.cast()) } {
+        operation.launches.clear();
     }
 }
 
@@ -127,9 +118,7 @@ pub unsafe extern "C" fn flashcore_python_clear(capsule: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_python_count(capsule: *mut c_void) -> usize {
     // SAFETY: by the caller.
-    unsafe { operation_of(capsule.cast()) }
-        .and_then(|operation| operation.launches.try_lock().ok().map(|launches| launches.len()))
-        .unwrap_or(0)
+    unsafe { operation_of(capsule.cast()) }.map_or(0, |operation| operation.launches.count())
 }
 
 /// Address of PyCapsule_GetPointer, by which a call finds its operation: a process has one Python.
@@ -243,6 +232,8 @@ impl Operation {
                 tensor_type,
                 float_type,
                 int_type,
+                // The type of a tuple, which lives as long as the interpreter.
+                tuple_type: Owned::new(&python, (python.type_of)(dtype_keyword)).object,
                 none,
                 yes,
                 no,
@@ -259,7 +250,7 @@ impl Operation {
                 are_tensors,
                 required,
                 defaults,
-                launches: Mutex::default(),
+                launches: Table::default(),
             })
         }
     }
@@ -285,12 +276,7 @@ impl Operation {
                 return self.leave(given);
             };
             let Some(words) = key.words() else { return self.slow(given, None) };
-            // Only tried: a lock that is taken may belong to a thread that does not exist after a fork.
-            let launch = match self.launches.try_lock() {
-                Ok(launches) => launches.get(words).cloned(),
-                Err(_) => return self.slow(given, None),
-            };
-            match launch {
+            match self.launches.find(words) {
                 Some(launch) => match self.launch(&launch, arguments, &mut addresses, device) {
                     Outcome::Done(result) => result,
                     Outcome::Gone => self.slow(given, Some(words)),
@@ -306,7 +292,7 @@ impl Operation {
     ///
     /// `arguments` must live, and the lock must be held.
     unsafe fn read(&self, arguments: &[Ref], key: &mut Key, addresses: &mut [u64]) -> Option<i32> {
-        let (reader, python) = (&self.reader, &self.reader.interpreter);
+        let reader = &self.reader;
         let mut device = None;
         // SAFETY: by the caller.
         unsafe {
@@ -336,20 +322,50 @@ impl Operation {
                     }
                     addresses[index] = tensor.address;
                     device = device.or(Some(tensor.device));
-                } else if argument == self.no || argument == self.yes {
-                    key.push(1 + u64::from(argument == self.yes));
-                } else if self.type_of(argument) == self.float_type {
-                    key.push(3);
-                    key.push((python.float_as_f64)(argument).to_bits());
-                } else if self.type_of(argument) == self.int_type {
-                    key.push(4);
-                    key.push(python.integer(argument)? as u64);
                 } else {
-                    return None;
+                    self.read_value(argument, key)?;
                 }
             }
         }
         device
+    }
+
+    /// Writes a flag, a number or a tuple of integers into the key. None for what is none of them.
+    ///
+    /// # Safety
+    ///
+    /// `argument` must live, and the lock must be held.
+    unsafe fn read_value(&self, argument: Ref, key: &mut Key) -> Option<()> {
+        let python = &self.reader.interpreter;
+        // SAFETY: by the caller; items of a tuple live as long as the tuple.
+        unsafe {
+            if argument == self.no || argument == self.yes {
+                key.push(1 + u64::from(argument == self.yes));
+                return Some(());
+            }
+            let argument_type = self.type_of(argument);
+            if argument_type == self.float_type {
+                key.push(3);
+                key.push((python.float_as_f64)(argument).to_bits());
+            } else if argument_type == self.int_type {
+                key.push(4);
+                key.push(python.integer(argument)? as u64);
+            } else if argument_type == self.tuple_type {
+                let size = (python.tuple_size)(argument);
+                key.push(5);
+                key.push(size as u64);
+                for index in 0..size {
+                    let item = (python.tuple_get)(argument, index);
+                    if self.type_of(item) != self.int_type {
+                        return None;
+                    }
+                    key.push(python.integer(item)? as u64);
+                }
+            } else {
+                return None;
+            }
+            Some(())
+        }
     }
 
     /// The type of an object, which lives as long as the object.
@@ -551,23 +567,9 @@ impl Operation {
                 && launch != self.none
                 && let Some(launch) = Launch::parse(python, launch, self.defaults.len())
             {
-                self.keep(key, launch);
+                self.launches.keep(key, launch);
             }
             result.into_ref()
         }
-    }
-
-    /// Puts a launch into the table, unless another thread is about to.
-    fn keep(&self, key: &[u64], launch: Launch) {
-        // What goes is dropped after the lock: dropping runs code of Python.
-        let mut gone = None;
-        let launch = Arc::new(launch);
-        if let Ok(mut launches) = self.launches.try_lock() {
-            if launches.len() >= CAPACITY {
-                gone = Some(std::mem::take(&mut *launches));
-            }
-            launches.insert(key.into(), launch);
-        }
-        drop(gone);
     }
 }

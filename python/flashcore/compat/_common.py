@@ -7,12 +7,14 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._errors import InvalidArgument, Unsupported
-from ..torch import forward, kvcache_forward, output, varlen_forward
+from ..torch import forward, kvcache_forward, varlen_forward
 from ..torch._launch import refuse_grad
+from ..torch._namespace import OPERATORS
 from . import _chunks
 from ._append import append_new
 
 Slopes = Optional[torch.Tensor]
+Attend = Callable[..., Tuple[torch.Tensor, torch.Tensor]]
 
 
 def refuse_dropout(dropout_p: float) -> None:
@@ -77,7 +79,7 @@ class _Refusing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return (None, *torch.ops.flashcore.no_backward(grad, *ctx.saved_tensors))
+        return (None, *OPERATORS.no_backward(grad, *ctx.saved_tensors))
 
 
 def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
@@ -93,9 +95,10 @@ def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
 
 def dense(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: "Optional[float]", causal: bool,
-    window: "Sequence[int]", softcap: float, slopes: Slopes, return_lse: bool, chunk: int = 0,
+    window: "Sequence[int]", softcap: float, slopes: "Optional[torch.Tensor]", return_lse: bool, chunk: int = 0,
+    attend: Attend = forward,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
-    """Attention of `[batch, row, head, column]`."""
+    """Attention of `[batch, row, head, column]`, by `attend`: `forward`, or what stands for it."""
     left, right = sides(window)
     value_dim = v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
@@ -110,8 +113,6 @@ def dense(
             q, k, v, None, None, None, None, None, None, chunk, scale, causal, left, right, softcap, return_lse
         )
         return columns(out, value_dim), lse
-    if slopes is None and not return_lse:
-        return columns(output(q, k, v, scale, causal, left, right, softcap), value_dim), q
     slopes, is_batched = shared(slopes)
     if is_batched and slopes is not None:
         # The library has one slope for each head: batch after batch.
@@ -122,18 +123,21 @@ def dense(
         ]  # fmt: skip
         out, lse = (torch.cat(parts) for parts in zip(*results))
     else:
-        out, lse = forward(q, k, v, scale, causal, left, right, softcap, False, slopes, return_lse=return_lse)
+        out, lse = attend(
+            q, k, v, scale, causal, left, right, softcap, False, slopes, None, None, None, None, None, return_lse
+        )
     return columns(out, value_dim), lse
 
 
 def packed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: "Optional[torch.Tensor]",
     max_seqlen_q: Any, max_seqlen_k: Any, scale: "Optional[float]", causal: bool, window: "Sequence[int]", softcap: float,
-    slopes: Slopes, return_lse: bool, seqused_q: "Optional[torch.Tensor]" = None,
-    seqused_k: "Optional[torch.Tensor]" = None, page_table: "Optional[torch.Tensor]" = None, sinks: Slopes = None,
-    leftpad_k: "Optional[torch.Tensor]" = None, chunk: int = 0,
+    slopes: "Optional[torch.Tensor]", return_lse: bool, seqused_q: "Optional[torch.Tensor]" = None,
+    seqused_k: "Optional[torch.Tensor]" = None, page_table: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None, leftpad_k: "Optional[torch.Tensor]" = None, chunk: int = 0,
+    attend: Attend = varlen_forward,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
-    """Attention of packed sequences, over packed keys or pages."""
+    """Attention of packed sequences, over packed keys or pages, by `attend`: `varlen_forward`, or what stands for it."""
     scale, value_dim = scale_of(q, scale), v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -165,7 +169,7 @@ def packed(
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             out = _Refusing.apply(out, q, k, v)
     else:
-        out, lse = varlen_forward(
+        out, lse = attend(
             q, k, v, cu_seqlens_q, cu_seqlens_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes,
             sinks, seqused_q, seqused_k, leftpad_k, None, page_table, return_lse,
         )  # fmt: skip
@@ -194,7 +198,7 @@ def _packed_by_sequence(
         two_rows = torch.cat([zero, rows[b : b + 1]])
         two_keys = None if used_k is None else torch.cat([zero, used_k[b : b + 1]])
         two_pages = None if pages is None else pages[b : b + 1].expand(2, -1).contiguous()
-        torch.ops.flashcore.varlen_forward_out(
+        OPERATORS.varlen_forward_out(
             q, k, v, two_q, two_k, bounds[0], bounds[1], scale, causal, left, right, softcap, False, slopes[b], None,
             two_rows, two_keys, None, None, two_pages, out=out, lse=lse if return_lse else None,
         )  # fmt: skip
@@ -221,12 +225,12 @@ def cached(
     v: "Optional[torch.Tensor]", cos: "Optional[torch.Tensor]", sin: "Optional[torch.Tensor]",
     cache_seqlens: "Union[int, torch.Tensor, None]", cache_batch_idx: "Optional[torch.Tensor]",
     cache_leftpad: "Optional[torch.Tensor]", page_table: "Optional[torch.Tensor]", scale: "Optional[float]",
-    causal: bool, window: "Sequence[int]", softcap: float, interleaved: bool, slopes: Slopes, return_lse: bool,
-    cu_seqlens_q: "Optional[torch.Tensor]" = None, cu_seqlens_k_new: "Optional[torch.Tensor]" = None,
+    causal: bool, window: "Sequence[int]", softcap: float, interleaved: bool, slopes: "Optional[torch.Tensor]",
+    return_lse: bool, cu_seqlens_q: "Optional[torch.Tensor]" = None, cu_seqlens_k_new: "Optional[torch.Tensor]" = None,
     max_seqlen_q: "Optional[int]" = None, rotary_seqlens: "Optional[torch.Tensor]" = None, chunk: int = 0,
-    table_name: str = "page_table",
+    attend: Attend = kvcache_forward, table_name: str = "page_table",
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
-    """Append to a KV cache and attend it."""
+    """Append to a KV cache and attend it, by `attend`: `kvcache_forward`, or what stands for it."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
             raise InvalidArgument(f"the columns of {name} are {cache.stride(-1)} elements apart; they must be adjacent")
@@ -240,7 +244,9 @@ def cached(
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     if page_table is not None and isinstance(cache_seqlens, torch.Tensor) and not cache_seqlens.is_cuda:
         # On a GPU it would have to be waited for; there, kernels attend no more keys than the table has.
+        # Every call has to be checked: its lengths are no part of a key.
         _check_table(table_name, page_table, k_cache.shape[1], cache_seqlens, k, cu_seqlens_k_new)
+        attend = kvcache_forward
     q = adjacent(q)
     k, v = (None if x is None else adjacent(x) for x in (k, v))
     left, right = sides(window)
@@ -261,7 +267,7 @@ def cached(
         )  # fmt: skip
 
     def call(q: Any, k: Any, v: Any, lengths: Any, index: Any, leftpad: Any, table: Any, slopes: Any, caches: Any) -> Any:
-        return kvcache_forward(
+        return attend(
             q, *caches, k, v, lengths, cos, sin, interleaved, rotary_seqlens, index, leftpad, table, cu_seqlens_q,
             cu_seqlens_k_new, max_seqlen_q, scale, causal, left, right, softcap, slopes, None, return_lse,
         )  # fmt: skip

@@ -12,8 +12,9 @@ from typing import Any, Optional, Tuple, Union
 import torch
 
 from .._errors import Unsupported
-from . import bert_padding
-from ._common import cached, dense, packed, refuse_dropout
+from ..torch._fast import is_dynamo_compiling
+from . import _short, bert_padding
+from ._common import dense, packed, refuse_dropout
 
 __version__ = "2.8.4"  # the version whose signatures these are
 USE_TRITON_ROCM = False
@@ -30,11 +31,10 @@ __all__ = [
 ]
 
 Window = Tuple[int, int]
-
-
-def _result(out: torch.Tensor, lse: torch.Tensor, is_wanted: bool) -> Any:
-    """The output, or output, LSE and the matrix of dropout, of which there is none."""
-    return (out, lse, None) if is_wanted else out
+# Builtins, and the same in Python for graphs.
+_dense, _dense_python = _short.dense, _short.dense_python
+_packed, _packed_python = _short.packed, _short.packed_python
+_cached, _cached_python = _short.cached_as("block_table")
 
 
 def flash_attn_func(
@@ -51,9 +51,12 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
-    refuse_dropout(dropout_p)
-    out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-    return _result(out, lse, return_attn_probs)
+    if dropout_p:
+        refuse_dropout(dropout_p)
+    call = _dense_python if is_dynamo_compiling() else _dense
+    result = call(q, k, v, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
+    # The third result is the matrix of dropout, of which there is none.
+    return (*result, None) if return_attn_probs else result
 
 
 def flash_attn_kvpacked_func(
@@ -112,12 +115,14 @@ def flash_attn_varlen_func(
     block_table: "Optional[torch.Tensor]" = None,
 ) -> Any:
     """Attention of packed sequences `[row, head, column]`; with block_table, k and v are `[page, row, head, column]`."""
-    refuse_dropout(dropout_p)
-    out, lse = packed(
+    if dropout_p:
+        refuse_dropout(dropout_p)
+    call = _packed_python if is_dynamo_compiling() else _packed
+    result = call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
-        alibi_slopes, return_attn_probs, page_table=block_table,
+        alibi_slopes, return_attn_probs, None, None, block_table,
     )  # fmt: skip
-    return _result(out, lse, return_attn_probs)
+    return (*result, None) if return_attn_probs else result
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -185,12 +190,11 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
-    out, lse = cached(
+    call = _cached_python if is_dynamo_compiling() else _cached
+    return call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
         softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes, return_softmax_lse,
-        table_name="block_table",
     )  # fmt: skip
-    return (out, lse) if return_softmax_lse else out
 
 
 def _flash_attn_forward(

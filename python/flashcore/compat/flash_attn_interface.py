@@ -14,7 +14,9 @@ import torch
 
 from .._errors import InvalidArgument
 from ..torch import merge
-from ._common import cached, dense, packed, refuse_given
+from ..torch._fast import is_dynamo_compiling
+from . import _short
+from ._common import refuse_given
 
 __all__ = [
     "flash_attn_combine",
@@ -26,6 +28,10 @@ __all__ = [
 ]
 
 Window = Tuple[int, int]
+# Builtins, and the same in Python for graphs.
+_dense, _dense_python = _short.dense, _short.dense_python
+_packed, _packed_python = _short.packed, _short.packed_python
+_cached, _cached_python = _short.cached_as("page_table")
 
 
 def flash_attn_func(
@@ -48,9 +54,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs, attention_chunk)
-    return (out, lse) if return_attn_probs else out
+    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
+        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    call = _dense_python if is_dynamo_compiling() else _dense
+    return call(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs, attention_chunk)
 
 
 def flash_attn_qkvpacked_func(
@@ -108,12 +115,13 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of packed sequences `[row, head, column]`; the LSE is `[head, row]`."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    out, lse = packed(
+    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
+        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    call = _packed_python if is_dynamo_compiling() else _packed
+    return call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
-        None, return_attn_probs, seqused_q, seqused_k, chunk=attention_chunk,
+        None, return_attn_probs, seqused_q, seqused_k, None, None, None, attention_chunk,
     )  # fmt: skip
-    return (out, lse) if return_attn_probs else out
 
 
 def flash_attn_combine(
@@ -169,13 +177,14 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
-    refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    out, lse = cached(
+    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
+        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    call = _cached_python if is_dynamo_compiling() else _cached
+    return call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
         softmax_scale, causal, window_size, softcap, rotary_interleaved, None, return_softmax_lse, cu_seqlens_q,
         cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, attention_chunk,
     )  # fmt: skip
-    return (out, lse) if return_softmax_lse else out
 
 
 def get_scheduler_metadata(

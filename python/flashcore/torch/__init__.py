@@ -7,7 +7,8 @@
 The operators work on CPU and CUDA tensors, under `torch.compile(fullgraph=True)` and with dynamic shapes. There is no
 backward: a gradient that is asked for raises `flashcore.NoBackward`.
 Functions here skip torch's dispatcher where nothing listens to it: eager calls of plain tensors without grad.
-`is_fast()` says whether they skip the interpreter too.
+`is_fast()` says whether they skip the interpreter too, and `NAMESPACE` where the operators are: a second copy of the package
+in one process has a namespace of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import InvalidArgument
-from . import _kvcache, _ops, _serving
+from . import _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
+from ._namespace import NAMESPACE, OPERATORS
 
 __all__ = [
+    "NAMESPACE",
     "append",
     "attention",
     "continue_forward",
@@ -32,18 +35,10 @@ __all__ = [
 ]
 
 Tensors = Tuple[torch.Tensor, torch.Tensor]
-_operators = torch.ops.flashcore
-_forward_operator = _operators.forward.default
-
-
-def _dispatch_output(*arguments: Any) -> torch.Tensor:
-    return _forward_operator(*arguments)[0]
-
-
-_forward = operation(_ops.miss_forward, _forward_operator)
-_output = operation(_ops.miss_output, _dispatch_output)
-_varlen_forward = operation(_ops.miss_varlen_forward, _operators.varlen_forward.default)
-_kvcache_forward = operation(_kvcache.miss_kvcache_forward, _operators.kvcache_forward.default)
+_sdpa.offer()
+_forward = operation(_ops.miss_forward, OPERATORS.forward.default)
+_varlen_forward = operation(_ops.miss_varlen_forward, OPERATORS.varlen_forward.default)
+_kvcache_forward = operation(_kvcache.miss_kvcache_forward, OPERATORS.kvcache_forward.default)
 
 
 def forward(
@@ -65,20 +60,11 @@ def forward(
     return_lse: bool = False,
 ) -> Tensors:
     """`torch.ops.flashcore.forward`: output and LSE of `[batch, row, head, column]`."""
-    call = _operators.forward if is_dynamo_compiling() else _forward
+    call = OPERATORS.forward if is_dynamo_compiling() else _forward
     return call(
         q, k, v, scale, causal, window_left, window_right, softcap, top_left, alibi_slopes, sinks, bias, seqused_q,
         seqused_k, leftpad_k, return_lse,
     )  # fmt: skip
-
-
-def output(
-    q: Any, k: Any, v: Any, scale: "Optional[float]", causal: bool, left: int, right: int, softcap: float
-) -> torch.Tensor:
-    """The output of `forward` alone, without further operands: the shortest way."""
-    if is_dynamo_compiling():
-        return _operators.forward(q, k, v, scale, causal, left, right, softcap)[0]
-    return _output(q, k, v, scale, causal, left, right, softcap)
 
 
 def varlen_forward(
@@ -105,7 +91,7 @@ def varlen_forward(
     return_lse: bool = False,
 ) -> Tensors:
     """`torch.ops.flashcore.varlen_forward`: output and LSE of packed sequences `[row, head, column]`."""
-    call = _operators.varlen_forward if is_dynamo_compiling() else _varlen_forward
+    call = OPERATORS.varlen_forward if is_dynamo_compiling() else _varlen_forward
     return call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, softcap,
         top_left, alibi_slopes, sinks, seqused_q, seqused_k, leftpad_k, kv_batch_idx, page_table, return_lse,
@@ -139,7 +125,7 @@ def kvcache_forward(
     return_lse: bool = False,
 ) -> Tensors:
     """`torch.ops.flashcore.kvcache_forward`: append to a KV cache and attend it."""
-    call = _operators.kvcache_forward if is_dynamo_compiling() else _kvcache_forward
+    call = OPERATORS.kvcache_forward if is_dynamo_compiling() else _kvcache_forward
     return call(
         q, k_cache, v_cache, k, v, cache_seqlens, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, kv_batch_idx,
         leftpad_k, page_table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, scale, causal, window_left, window_right,
@@ -149,17 +135,17 @@ def kvcache_forward(
 
 def continue_forward(q: Any, k: Any, v: Any, out: Any, lse: Any, **options: Any) -> None:
     """`torch.ops.flashcore.continue_forward`: attention over more keys, merged into `out` and `lse`."""
-    torch.ops.flashcore.continue_forward(q, k, v, out, lse, **options)
+    OPERATORS.continue_forward(q, k, v, out, lse, **options)
 
 
 def append(*args: Any, **options: Any) -> torch.Tensor:
     """`torch.ops.flashcore.append`: keys and values to slots of a cache, with rotary embedding and norm."""
-    return torch.ops.flashcore.append(*args, **options)
+    return OPERATORS.append(*args, **options)
 
 
 def merge(parts: Any, lses: Any, **options: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
     """`torch.ops.flashcore.merge`: partial results over disjoint keys become one."""
-    return torch.ops.flashcore.merge(parts, lses, **options)
+    return OPERATORS.merge(parts, lses, **options)
 
 
 def attention(
@@ -221,7 +207,7 @@ def attention(
         )
         arguments: Any = (q, k, v, cu_seqlens_q, cu_seqlens_k, *bounds)
         given.update(kv_batch_idx=kv_batch_idx, page_table=page_table)
-        function, written = varlen_forward, torch.ops.flashcore.varlen_forward_out
+        function, written = varlen_forward, OPERATORS.varlen_forward_out
         shape = (q.shape[1], q.shape[0])
     elif page_table is not None or kv_batch_idx is not None or cu_seqlens_k is not None:
         if cu_seqlens_k is not None or bias is not None or seqused_q is not None or alignment == "top_left":
@@ -241,7 +227,7 @@ def attention(
     else:
         arguments = (q, k, v)
         given.update(bias=bias)
-        function, written = forward, torch.ops.flashcore.forward_out
+        function, written = forward, OPERATORS.forward_out
         shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else ()
     if target is None:
         result, lse = function(*arguments, return_lse=return_lse, **given)

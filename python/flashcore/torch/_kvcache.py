@@ -11,9 +11,9 @@ from .. import _library as lib
 from .._errors import InvalidArgument
 from .._plans import CACHE, KVCACHE, Plan
 from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
-from ._fast import launch_of, operation, places_of
+from ._fast import launch_of, places_of
 from ._launch import attend, describe, refuse_grad, run
-from ._ops import define, fake_of, new_outputs, operands_of
+from ._ops import define_launched, fake_of, new_outputs, operands_of
 from ._serving import value_offset
 
 _find = CACHE.find
@@ -197,4 +197,4 @@ _SCHEMA: Any = (
     "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False) "
     "-> (Tensor, Tensor)"
 )
-define("kvcache_forward", _SCHEMA, operation(miss_kvcache_forward), fake_of(miss_kvcache_forward, (3, 4), "v_cache"))
+define_launched("kvcache_forward", _SCHEMA, miss_kvcache_forward, fake_of(miss_kvcache_forward, (3, 4), "v_cache"), True)

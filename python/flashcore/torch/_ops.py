@@ -13,10 +13,10 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import NoBackward
+from . import _stable
 from ._fast import launch_of, operation, places_of
 from ._launch import attend, check_out, refuse_grad
-
-LIB = torch.library.Library("flashcore", "DEF")
+from ._namespace import LIB, NAMESPACE, OPERATORS
 
 _OPTIONS = (
     "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "
@@ -31,7 +31,17 @@ def define(name: str, schema: str, implementation: Any, fake: Any) -> None:
     LIB.define(f"{name}{schema}", tags=_TAGS)
     for key in ("CPU", "CUDA"):
         LIB.impl(name, implementation, key)
-    torch.library.register_fake(f"flashcore::{name}", fake, lib=LIB)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
+
+
+def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: bool = False) -> None:
+    """Defines an operator whose launches are kept: a kernel of C where torch's C interface is there, else a builtin."""
+    LIB.define(f"{name}{schema}", tags=_TAGS)
+    if not _stable.register(NAMESPACE, name, getattr(OPERATORS, name).default._schema, miss, refuses_grad):
+        function = operation(miss)
+        for key in ("CPU", "CUDA"):
+            LIB.impl(name, function, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
 
 
 def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
@@ -86,22 +96,6 @@ def miss_forward(
     if seqused_q is not None:
         return (out, lse), None  # rows that are not written were filled
     return (out, lse), launch_of(plan, _FORWARD, 16, (out, lse), True)
-
-
-def miss_output(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: "Optional[float]",
-    causal: bool,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-) -> "Tuple[torch.Tensor, Any]":
-    """The output of `forward` alone, without further operands."""
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]) if q.dim() == 4 and v.dim() == 4 else q.shape)
-    plan = attend(q, k, v, out, None, scale, causal, window_left, window_right, softcap)
-    return out, launch_of(plan, _FORWARD, 8, (out,), False)
 
 
 def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> Any:
@@ -295,9 +289,9 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-define("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", operation(miss_forward), fake_of(miss_forward, (4,)))
+define_launched("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", miss_forward, fake_of(miss_forward, (4,)))
 define("forward_out", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, {_WRITTEN}", forward_out, _nothing)
-define("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", operation(miss_varlen_forward), fake_of(miss_varlen_forward, (3,)))
+define_launched("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", miss_varlen_forward, fake_of(miss_varlen_forward, (3,)))
 define("varlen_forward_out", f"{_VARLEN}, {_WRITTEN}", varlen_forward_out, _nothing)
 define(
     "continue_forward",
@@ -321,9 +315,9 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
     # An operator that raises when it runs: compiled graphs contain a backward that is traced and maybe never run.
-    grads = torch.ops.flashcore.no_backward(grad, *ctx.saved_tensors)
+    grads = OPERATORS.no_backward(grad, *ctx.saved_tensors)
     return (*grads, *[None] * (ctx.count - 3))
 
 
 for _name in ("forward", "varlen_forward"):
-    torch.library.register_autograd(f"flashcore::{_name}", _backward, setup_context=_save, lib=LIB)
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_save, lib=LIB)
