@@ -301,6 +301,9 @@ impl Config {
             (Self::Ampere(config @ AmpereConfig { tf32: Some(_), .. }), _) => {
                 attention::sm80::kernel::<Tf32>(name, config, specialization)
             }
+            (Self::Ampere(config), _) if specialization.key_value_dtype().is_float8() => {
+                attention::sm80::fp8_kernel(name, config, specialization)
+            }
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),
             (Self::Hopper(config), DType::Bf16) => attention::sm90::kernel::<Bf16x2>(name, config, specialization),

@@ -6,7 +6,7 @@ use flashcore_problem::Operand;
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::element::ElementLayout;
-use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Exponential, Fp8Widening, LANES, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 /// The choices of the Ampere kernel.
@@ -35,6 +35,8 @@ pub struct AmpereConfig {
     pub accumulation: Accumulation,
     /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
     pub tf32: Option<Tf32Products>,
+    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits.
+    pub fp8: Fp8Widening,
     /// The units that compute exponentials.
     pub exponential: Exponential,
     /// Warps that only copy keys and values for the others: 0, 1 or 2.
@@ -95,6 +97,7 @@ impl AmpereConfig {
         load_bytes: MAX_VEC_BYTES,
         accumulation: Accumulation::F32,
         tf32: None,
+        fp8: Fp8Widening::Integer,
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
