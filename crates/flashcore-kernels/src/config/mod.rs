@@ -16,7 +16,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
 use crate::heuristics;
-use crate::primitives::{Accumulation, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
@@ -270,6 +270,18 @@ impl Config {
             }
             Self::Hopper(config @ HopperConfig { chunk_keys: 1.., tile_n, .. }) => {
                 Self::Hopper(HopperConfig { chunk_keys: keys.next_multiple_of(tile_n), ..config })
+            }
+            _ => self,
+        }
+    }
+
+    /// The config with the default way of an architecture to widen keys and values of 8 bits, where the problem has those.
+    pub(crate) fn with_fp8_widening(self, problem: &Problem, arch: Arch) -> Self {
+        let types = problem.dtypes();
+        match self {
+            Self::Ampere(config) if types.key_value.is_float8() => {
+                let fp8 = Fp8Widening::of(arch, types.query, types.key_value);
+                Self::Ampere(AmpereConfig { fp8, ..config })
             }
             _ => self,
         }

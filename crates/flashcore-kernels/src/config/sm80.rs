@@ -204,6 +204,8 @@ impl AmpereConfig {
     /// SM where the output is small, and for two where it is large.
     pub fn register_budget(self, specialization: Specialization) -> u32 {
         let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16 && self.tf32.is_none();
+        // Codes are widened beside the scores of all keys of a warp.
+        let is_small = is_small && (!specialization.key_value_dtype().is_float8() || self.keys_per_warp() <= 64);
         if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
     }
 }

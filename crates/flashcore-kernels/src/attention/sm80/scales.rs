@@ -152,9 +152,9 @@ struct LaneScales {
     per_token: Reg<Pred>,
     /// The address of the scale of the lane's first column, in stage 0.
     address: Reg<U32>,
-    /// What the softmax scale, or the output, is multiplied by: the one scale of all keys, or a power of two.
+    /// Factor of the softmax scale, or of the output: the one scale of all keys, or a power of two.
     factor: Reg<F32>,
-    /// What the scales of tokens are multiplied by: one over the power of two.
+    /// Factor of the scales of tokens: one over the power of two.
     inverse: Option<Reg<F32>>,
 }
 

@@ -57,7 +57,7 @@ pub struct Fp8Placement {
     rebias: Option<Rebias>,
 }
 
-/// How magnitudes in place become the number.
+/// The step from magnitudes in place to the number.
 #[derive(Debug, Clone, Copy)]
 struct Rebias {
     /// The factor, in both halves.
