@@ -204,8 +204,9 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     if let Config::Ampere(ampere) = config
         && reasons.is_empty()
     {
+        let specialization = config.specialization(problem);
         let (registers, limit) =
-            (ampere.operand_registers(config.specialization(problem)), most_operand_registers(arch));
+            (ampere.operand_registers(specialization), most_operand_registers(arch, specialization));
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
         }

@@ -7,14 +7,17 @@ use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::types::{Bf16x2, F16x2, U32};
 use flashcore_ir::{Arch, Argument, Builder, Fp8};
 use flashcore_kernels::primitives::{Fp8Target, Fp8Widener, Fp8Widening};
-use flashcore_kernels::{LaunchPlan, Reason};
-use flashcore_problem::{DType, Inputs, Layout, PagedKv, Problem, Scale, ScaleStrides, SequenceLengths, Stress};
+use flashcore_kernels::{LaunchPlan, Reason, Target, heuristics};
+use flashcore_problem::{
+    Alignment, DType, Inputs, Layout, Mask, PagedKv, Problem, Scale, ScaleStrides, SequenceLengths, Stress,
+};
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 use half::{bf16, f16};
 
 use crate::support::{config, problem};
 
-const SEEDS: [u64; 6] = [1, 2, 3, 4, 5, 6];
+/// Seeds with scales of every form, of tokens, of sequences, of heads and of tensors, for keys and for values.
+const SEEDS: [u64; 6] = [0, 2, 7, 12, 13, 16];
 
 fn check_case(case: &Case) {
     let outcome = verify(case, None);
@@ -55,7 +58,7 @@ fn check_codes<T: Fp8Target>(from: Fp8, way: Fp8Widening, decode: impl Fn(u16) -
     let kernel = builder.finish().verify(if way == Fp8Widening::Integer { Arch::Sm80 } else { Arch::Sm89 });
     let kernel = kernel.unwrap_or_else(|errors| panic!("{errors:#?}"));
     let mut memory = GlobalMemory::new();
-    // Neighbours differ, and every byte takes every code.
+    // The bytes of a word differ, and each takes every code.
     let codes = |thread: u8| [thread, thread.wrapping_mul(3), !thread, thread.wrapping_mul(5).wrapping_add(7)];
     let words: Vec<u8> = (0..=255).flat_map(codes).collect();
     let source = memory.allocate("codes", &words);
@@ -246,7 +249,7 @@ fn nan_codes_reach_the_rows_that_attend_them() {
     }
 }
 
-/// What no kernel has is refused with what to do.
+/// Problems that no kernel takes are refused with what to do.
 #[test]
 fn refusals() {
     let reasons = |problem: &Problem, name: &str| {
@@ -270,4 +273,32 @@ fn refusals() {
     strides.key.head += 100;
     odd.layout = Layout::Strided(strides);
     assert!(reasons(&odd, "ampere").ends_with("keys and values of 8 bits take multiples of 2: pad the strides"));
+}
+
+/// Every problem with a cache of 8 bits gets a config that takes it, with the way of the architecture to widen codes.
+#[test]
+fn defaults() {
+    for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120] {
+        let target = Target { arch, num_sms: 108 };
+        for types in TYPES {
+            for dim in [16, 64, 80, 128, 192, 256] {
+                for (queries, keys) in [(1, 4096), (7, 300), (33, 33), (2048, 2048)] {
+                    let mut problem = Problem::new(2, 8, queries, dim, types[0]).with_key_length(keys);
+                    (problem.kv_dtype, problem.key_heads) = (Some(types[1]), 2);
+                    (problem.k_scale, problem.v_scale) = (true, true);
+                    let mut paged =
+                        problem.clone().with_seqused_k(true).with_mask(Mask::Causal(Alignment::BottomRight));
+                    paged.paged = Some(PagedKv::new(16, 600, 300));
+                    let biased = problem.clone().with_bias(true);
+                    for problem in [problem, paged, biased] {
+                        let config = heuristics::select(&problem, target);
+                        let plan = LaunchPlan::new(&problem, config, target);
+                        assert!(plan.is_ok(), "{arch} {problem}: {config} {:?}", plan.err());
+                        let converts = matches!(types, [DType::F16, DType::E4m3]) && arch.compute() >= 89;
+                        assert_eq!(config.to_string().contains("-cvt"), converts, "{arch} {config}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -192,12 +192,16 @@ impl AmpereConfig {
             Accumulation::F16 if output > scores => output / 2,
             Accumulation::F16 => scores / 2,
         };
-        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + chains + exchange
+        // Codes are widened ahead of their products, the further the more keys a warp has.
+        let is_fp8 = specialization.key_value_dtype().is_float8();
+        let widened = if is_fp8 { self.keys_per_warp() * self.keys_per_warp() / 128 } else { 0 };
+        let tiles = query + output + scores + bias + expressions + halves;
+        self.rows_per_warp / 16 * tiles + chains + exchange + widened
     }
 
     /// True if operands and results stay in registers.
     pub(crate) fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
-        self.operand_registers(specialization) <= most_operand_registers(arch)
+        self.operand_registers(specialization) <= most_operand_registers(arch, specialization)
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
@@ -205,16 +209,16 @@ impl AmpereConfig {
     pub fn register_budget(self, specialization: Specialization) -> u32 {
         let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16 && self.tf32.is_none();
         // Codes are widened beside the scores of all keys of a warp.
-        let is_small = is_small && (!specialization.key_value_dtype().is_float8() || self.keys_per_warp() <= 64);
+        let is_small = is_small && (!specialization.key_value_dtype().is_float8() || self.keys_per_warp() <= 32);
         if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
     }
 }
 
 /// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
-/// The one for `sm_90` needs the fewest registers beyond the tile's own.
-pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
+/// The one for `sm_90` needs the fewest registers beyond the tile's own, unless codes of 8 bits are widened.
+pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specialization) -> u32 {
     match arch {
-        Arch::Sm90 | Arch::Sm90a => 192,
+        Arch::Sm90 | Arch::Sm90a if !specialization.key_value_dtype().is_float8() => 192,
         _ => 176,
     }
 }

@@ -186,7 +186,8 @@ impl KvScales {
     pub(super) fn scaled_context(&self, k: &mut Builder, context: &TileContext) -> TileContext {
         let mut scaled = *context;
         if let Some(key) = self.key {
-            scaled.parameters.scale_log2 = k.mul(context.parameters.scale_log2, key.factor);
+            scaled.parameters.scale_log2 =
+                k.section("softmax scale", |k| k.mul(context.parameters.scale_log2, key.factor));
             if context.specialization.only_adds() {
                 scaled.parameters.inverse_scale = k.div(context.parameters.inverse_scale, key.factor);
             }
