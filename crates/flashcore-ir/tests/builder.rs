@@ -425,6 +425,7 @@ fn every_method() -> Kernel {
     let sums = k.warpgroup_accumulator::<F32>(8);
     k.wgmma_fence();
     k.wgmma::<F16x2, F32>(8, &sums, LeftMatrix::Shared(matrix), matrix, Adds::Replace);
+    k.wgmma_fp8([Fp8::E4m3, Fp8::E5m2], 8, &sums, LeftMatrix::Registers(&[word; 4]), matrix, Adds::Add);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.barrier_sync(1u32, 32u32);
