@@ -14,7 +14,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::cache::{FUSED_WORDS, FusedAppend, fused};
 use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
-use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, arguments, expression_constants};
+use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, SCALE_WORDS, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
 use crate::specialization::Specialization;
 use crate::tensor_maps::tensor_maps;
@@ -61,6 +61,8 @@ pub struct KernelLaunch {
     arguments: Vec<Argument>,
     /// The operands whose tensor maps are among the arguments, with the index of each.
     tensor_maps: Vec<(usize, Operand)>,
+    /// The scales whose words are among the arguments, with the index of the first word of each.
+    scale_words: Vec<(usize, Operand)>,
     /// The first of the words of an append inside of the launch, where the kernel has those.
     append_words: Option<usize>,
     /// A kernel in the place of the generated one, which takes the same parameters.
@@ -68,8 +70,14 @@ pub struct KernelLaunch {
 }
 
 impl KernelLaunch {
-    fn new(spec: KernelSpec, grid: [u32; 3], arguments: Vec<Argument>) -> Self {
-        Self { spec, grid, arguments, tensor_maps: Vec::new(), append_words: None, replaced: None }
+    /// The launch of a kernel with the arguments that it has besides those of scales, which follow.
+    fn new(spec: KernelSpec, grid: [u32; 3], mut arguments: Vec<Argument>) -> Self {
+        let mut scale_words = Vec::new();
+        for scale in spec.specialization.scales() {
+            scale_words.push((arguments.len(), scale));
+            arguments.extend([Argument::U64(0); SCALE_WORDS]);
+        }
+        Self { spec, grid, arguments, tensor_maps: Vec::new(), scale_words, append_words: None, replaced: None }
     }
 
     /// Adds the arguments of an append inside of the launch, where there are any.
@@ -98,6 +106,12 @@ impl KernelLaunch {
         &self.tensor_maps
     }
 
+    /// The scales whose words are among the arguments ([`LaunchValues::scale_words`]), with the index of the first word of
+    /// each.
+    pub fn scale_words(&self) -> &[(usize, Operand)] {
+        &self.scale_words
+    }
+
     /// The first of the words of an append inside of the launch, where the kernel has those
     /// ([`FusedValues::words`](crate::cache::FusedValues::words)).
     pub const fn append_words(&self) -> Option<usize> {
@@ -110,6 +124,9 @@ impl KernelLaunch {
         let words = values.words(block_mask_offset).map(Argument::U64);
         for (first, block) in LAUNCH_BLOCKS {
             arguments[first..][..block.len()].copy_from_slice(&words[block]);
+        }
+        for &(first, scale) in &self.scale_words {
+            arguments[first..][..SCALE_WORDS].copy_from_slice(&values.scale_words(scale).map(Argument::U64));
         }
         if let Some(first) = self.append_words {
             arguments[first..][..FUSED_WORDS].copy_from_slice(&values.append.words().map(Argument::U64));

@@ -46,7 +46,7 @@ pub use config::{
 };
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
-pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters};
+pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters, SCALE_WORDS, ScaleParameters};
 pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;

@@ -10,7 +10,7 @@ use core::f32::consts::LOG2_E;
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Argument, Builder, Reg};
 use flashcore_problem::expression::{Constants, Expression, Kind};
-use flashcore_problem::{BiasStrides, Operand, Problem, Strides, operands};
+use flashcore_problem::{BiasStrides, CallStrides, Operand, Problem, Strides, operands};
 
 use crate::attention::block_mask::BlockMaskShape;
 use crate::cache::{FusedParameters, FusedValues};
@@ -39,6 +39,8 @@ macro_rules! parameters {
             pub score_mod: Option<BoundExpression>,
             /// The expression for masks, with its constants.
             pub mask_mod: Option<BoundExpression>,
+            /// The scales of query, key and value, those that the problem has.
+            pub scales: [Option<ScaleParameters>; Operand::SCALES.len()],
             /// The parameters of an append inside of the launch.
             pub append: Option<FusedParameters>,
         }
@@ -53,6 +55,7 @@ macro_rules! parameters {
                     $($launch: k.parameter::<U64>(stringify!($launch)),)*
                     score_mod: specialization.score_mod.map(|expression| BoundExpression::load(k, "score", expression)),
                     mask_mod: specialization.mask_mod.map(|expression| BoundExpression::load(k, "mask", expression)),
+                    scales: Operand::SCALES.map(|scale| specialization.has(scale).then(|| ScaleParameters::load(k, scale))),
                     append: specialization.append.map(|_| FusedParameters::load(k)),
                 }
             }
@@ -187,6 +190,48 @@ macro_rules! define_parameters {
 
 operands!(define_parameters);
 
+impl Parameters {
+    /// The parameters of a scale, where the problem has it.
+    pub fn scale(&self, scale: Operand) -> Option<ScaleParameters> {
+        scale.scale_index().and_then(|index| self.scales[index])
+    }
+}
+
+/// Number of words of one scale: its address and its strides.
+pub const SCALE_WORDS: usize = 6;
+
+/// Parameters of a scale of an 8-bit tensor, in kernels of problems that have it: they change from launch to launch.
+#[derive(Debug, Clone, Copy)]
+pub struct ScaleParameters {
+    /// The address of the first.
+    pub first: Reg<U64>,
+    /// Bytes from one sequence to the next.
+    pub sequence_stride: Reg<U64>,
+    /// Bytes from one batch of the tensor, or one page, to the next.
+    pub batch_stride: Reg<U64>,
+    /// Bytes from one row of the tensor to the next.
+    pub row_stride: Reg<U64>,
+    /// Bytes from one KV head to the next.
+    pub key_head_stride: Reg<U64>,
+    /// Bytes from one query head of a KV head to the next.
+    pub query_head_stride: Reg<U64>,
+}
+
+impl ScaleParameters {
+    /// Declares and loads them.
+    fn load(k: &mut Builder, scale: Operand) -> Self {
+        let mut word = |field: &str| k.parameter::<U64>(&format!("{}{field}", scale.name()));
+        Self {
+            first: word(""),
+            sequence_stride: word("_sequence_stride"),
+            batch_stride: word("_batch_stride"),
+            row_stride: word("_row_stride"),
+            key_head_stride: word("_key_head_stride"),
+            query_head_stride: word("_query_head_stride"),
+        }
+    }
+}
+
 /// Parameters of persistent kernels, after the others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileParameters {
@@ -256,11 +301,11 @@ impl Extra {
 /// The values that change from launch to launch: device addresses, and the strides of the bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchValues {
-    /// The address of each operand; any number where the problem has none. Those of scales, which are last, are no
-    /// parameters: no kernel takes them.
+    /// The address of each operand; any number where the problem has none. Those of scales, which are last, are
+    /// parameters of kernels of problems that have them.
     pub operands: [u64; Operand::COUNT],
-    /// Strides of the bias in elements.
-    pub bias_strides: BiasStrides,
+    /// Strides of bias and scales in elements.
+    pub strides: CallStrides,
     /// The address of [`LaunchPlan::workspace_bytes`](crate::LaunchPlan::workspace_bytes) bytes; any number when they
     /// are none.
     pub workspace: u64,
@@ -270,12 +315,8 @@ pub struct LaunchValues {
 
 impl LaunchValues {
     /// No operand anywhere.
-    pub const NONE: Self = Self {
-        operands: [0; Operand::COUNT],
-        bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
-        workspace: 0,
-        append: FusedValues::NONE,
-    };
+    pub const NONE: Self =
+        Self { operands: [0; Operand::COUNT], strides: CallStrides::NONE, workspace: 0, append: FusedValues::NONE };
 
     /// The address of an operand.
     pub const fn address(&self, operand: Operand) -> u64 {
@@ -290,8 +331,7 @@ impl LaunchValues {
     /// The values in the order of the parameters, as words for [`LAUNCH_BLOCKS`]; the block mask begins so many bytes into
     /// the workspace.
     pub fn words(&self, block_mask_offset: u64) -> [u64; LAUNCH_PARAMETERS] {
-        let BiasStrides { batch, head, row, key } = self.bias_strides;
-        let bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
+        let BiasStrides { batch, head, row, key } = self.strides.bias;
         let mut words = [0; LAUNCH_PARAMETERS];
         let (operands, others) = words.split_at_mut(Operand::PARAMETERS);
         operands.copy_from_slice(&self.operands[..Operand::PARAMETERS]);
@@ -299,6 +339,21 @@ impl LaunchValues {
         others.copy_from_slice(&[self.workspace, block_mask, bytes(batch), bytes(head), bytes(row), bytes(key)]);
         words
     }
+
+    /// The words of a scale, in the order of [`ScaleParameters`]; zeros for an operand that is none.
+    pub fn scale_words(&self, scale: Operand) -> [u64; SCALE_WORDS] {
+        let Some(index) = scale.scale_index() else { return [0; SCALE_WORDS] };
+        let mut words = [self.address(scale); SCALE_WORDS];
+        for (word, stride) in words[1..].iter_mut().zip(self.strides.scales[index].to_array()) {
+            *word = bytes(stride);
+        }
+        words
+    }
+}
+
+/// Bytes of a stride of bias or scales.
+const fn bytes(stride: usize) -> u64 {
+    stride as u64 * size_of::<f32>() as u64
 }
 
 /// The blocks of parameters that change from launch to launch: the index of the first, and its words.
@@ -312,13 +367,15 @@ const WIDEST_WINDOW: usize = LONGEST;
 /// are 0.
 pub(crate) fn arguments(problem: &Problem, block_mask: Option<BlockMaskShape>) -> Vec<Argument> {
     let [block_mask_batch_stride, block_mask_head_stride] = block_mask.map_or([0; 2], BlockMaskShape::strides);
-    let element = problem.dtype.size_bytes() as u64;
-    let bytes = |strides: Strides| [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element);
+    let bytes = |operand: Operand, strides: Strides| {
+        let element = operand.element_bytes(problem) as u64;
+        [strides.batch, strides.head, strides.row].map(|stride| stride as u64 * element)
+    };
     let strides = problem.strides();
-    let [query_batch_stride, query_head_stride, query_row_stride] = bytes(strides.query);
-    let [key_batch_stride, key_head_stride, key_row_stride] = bytes(strides.key);
-    let [value_batch_stride, value_head_stride, value_row_stride] = bytes(strides.value);
-    let [output_batch_stride, output_head_stride, output_row_stride] = bytes(strides.output);
+    let [query_batch_stride, query_head_stride, query_row_stride] = bytes(Operand::Query, strides.query);
+    let [key_batch_stride, key_head_stride, key_row_stride] = bytes(Operand::Key, strides.key);
+    let [value_batch_stride, value_head_stride, value_row_stride] = bytes(Operand::Value, strides.value);
+    let [output_batch_stride, output_head_stride, output_row_stride] = bytes(Operand::Output, strides.output);
     let (left, right) = problem.mask.limits();
     let window = |keys: Option<usize>| keys.unwrap_or(0).min(WIDEST_WINDOW) as i32;
     // The offset is the same for every length, or follows it.

@@ -9,8 +9,12 @@ use crate::cache::FusedAppend;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "each is true if the code of one independent feature is there")]
 pub struct Specialization {
-    /// The element type.
+    /// The element type of the query, and of the other tensors unless they have one of their own.
     pub dtype: DType,
+    /// The element type of key and value, where it is another.
+    pub kv_dtype: Option<DType>,
+    /// The element type of the output, where it is another.
+    pub out_dtype: Option<DType>,
     /// Columns of query and key.
     pub head_dim: u32,
     /// Columns of value and output.
@@ -48,6 +52,8 @@ impl Specialization {
     pub const fn new(dtype: DType, head_dim: u32) -> Self {
         Self {
             dtype,
+            kv_dtype: None,
+            out_dtype: None,
             head_dim,
             value_dim: head_dim,
             left: false,
@@ -67,11 +73,15 @@ impl Specialization {
 
     /// The specialization for a problem.
     pub fn of(problem: &Problem) -> Self {
+        let types = problem.dtypes();
+        let other = |dtype: DType| (dtype != types.query).then_some(dtype);
         let (left, right) = problem.mask.limits();
         let is_table = |operand| matches!(operand, Operand::AuxF32 | Operand::AuxI32);
         let operands = Operand::optional().filter(|&operand| operand.is_present(problem) && !is_table(operand));
         Self {
-            dtype: problem.dtype,
+            dtype: types.query,
+            kv_dtype: other(types.key_value),
+            out_dtype: other(types.output),
             head_dim: problem.head_dim as u32,
             value_dim: problem.value_dim as u32,
             left: left.is_some(),
@@ -93,6 +103,8 @@ impl Specialization {
     pub fn features(self) -> impl Iterator<Item = &'static str> {
         let Self {
             dtype: _,
+            kv_dtype: _,
+            out_dtype: _,
             head_dim: _,
             value_dim: _,
             left,
@@ -122,6 +134,27 @@ impl Specialization {
         features.chain(operands.iter().map(Operand::feature)).chain(lse_form.features())
     }
 
+    /// The element type of key and value.
+    pub const fn key_value_dtype(self) -> DType {
+        match self.kv_dtype {
+            Some(dtype) => dtype,
+            None => self.dtype,
+        }
+    }
+
+    /// The element type of the output.
+    pub const fn output_dtype(self) -> DType {
+        match self.out_dtype {
+            Some(dtype) => dtype,
+            None => self.dtype,
+        }
+    }
+
+    /// The scales of 8-bit tensors that the problem has, in the order of the table.
+    pub fn scales(self) -> impl Iterator<Item = Operand> {
+        Operand::SCALES.into_iter().filter(move |&scale| self.has(scale))
+    }
+
     /// True if the problem has an optional operand.
     pub const fn has(self, operand: Operand) -> bool {
         self.operands.has(operand)
@@ -148,7 +181,7 @@ impl Specialization {
                 matches!(operand, Operand::Sinks | Operand::Lse | Operand::CuSeqlensQ | Operand::SequsedQ)
             })
             .collect();
-        Self { operands, lse_form: self.lse_form, ..Self::new(self.dtype, self.value_dim) }
+        Self { operands, lse_form: self.lse_form, ..Self::new(self.output_dtype(), self.value_dim) }
     }
 
     /// The specialization of the combine kernel of chunks, which follow from lengths and limits.
@@ -168,7 +201,7 @@ impl Specialization {
         let operands = self.operands.iter().filter(combined).collect();
         let (left, right, lse_form) = (self.left, self.right, self.lse_form);
         let append = self.append.map(FusedAppend::lengths);
-        Self { left, right, operands, lse_form, append, ..Self::new(self.dtype, self.value_dim) }
+        Self { left, right, operands, lse_form, append, ..Self::new(self.output_dtype(), self.value_dim) }
     }
 
     /// True if a sequence may have fewer query rows than the problem.
@@ -232,18 +265,19 @@ pub(crate) const MAX_VEC_BYTES: u32 = 16;
 /// Bytes that every row of every tensor begins at a multiple of, if the tensors do; 16 at most.
 fn vec_bytes(problem: &Problem) -> u32 {
     let strides = problem.strides();
+    let types = problem.dtypes();
     let shapes = [
-        (strides.query, problem.query_shape()),
-        (strides.key, problem.key_shape()),
-        (strides.value, problem.value_shape()),
-        (strides.output, problem.output_shape()),
+        (strides.query, problem.query_shape(), types.query),
+        (strides.key, problem.key_shape(), types.key_value),
+        (strides.value, problem.value_shape(), types.key_value),
+        (strides.output, problem.output_shape(), types.output),
     ];
-    let used = shapes.into_iter().flat_map(|(strides, shape)| {
+    let bytes = shapes.into_iter().flat_map(|(strides, shape, dtype)| {
         // The stride of a dimension of size 1 is never used.
         let sizes = [(strides.batch, shape.batch), (strides.head, shape.heads), (strides.row, shape.rows)];
-        sizes.into_iter().filter(|&(_, size)| size > 1).map(|(stride, _)| stride)
+        let used = sizes.into_iter().filter(|&(_, size)| size > 1);
+        used.map(move |(stride, _)| stride.wrapping_mul(dtype.size_bytes()))
     });
-    let bytes = used.map(|stride| stride.wrapping_mul(problem.dtype.size_bytes()));
     // The lowest bit that is set in any of them.
     let lowest = bytes.fold(MAX_VEC_BYTES as usize, |all, bytes| all | bytes);
     1 << lowest.trailing_zeros()

@@ -121,7 +121,7 @@ pub use merge::{
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
-pub use scale::{Scale, ScaleStrides, ScaleView};
+pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};

@@ -6,13 +6,13 @@
 //! operands alike loops over [`Operand::ALL`]; code that needs a name for each hands the table to a macro of its own
 //! with [`operands!`](crate::operands!). `docs/add-an-operand.md` goes through it.
 
-use crate::{BiasStrides, DType, PagedKv, Paging, Problem, Shape, Strides, TotalRows};
+use crate::{CallStrides, DType, PagedKv, Paging, Problem, Shape, Strides, TotalRows};
 
 /// Hands the table of operands to the macro of this name.
 ///
 /// The sections: `tensors` have the element type and the layout of the problem; `outputs` and `inputs` are contiguous
 /// vectors of 4-byte numbers that are there if a switch of the problem is on; `strided` are inputs of `f32` whose strides
-/// come with each call; `scales` are those of 8-bit tensors, the same, which no GPU kernel takes yet. A row of a vector:
+/// come with each call; `scales` are those of 8-bit tensors, the same, and parameters of kernels that have them only. A row of a vector:
 /// name, variant, element type, elements, the switch with its setter, the setter of the operand, and how random inputs fill
 /// it from which stream.
 #[macro_export]
@@ -199,8 +199,10 @@ macro_rules! define_operand {
             ];
             /// Number of operands.
             pub const COUNT: usize = Self::ALL.len();
-            /// Number of those whose addresses are parameters of GPU kernels: all but the scales, which are last.
-            pub const PARAMETERS: usize = Self::COUNT - [$(Self::$Scale,)*].len();
+            /// The scales of 8-bit tensors, which are the last of all operands.
+            pub const SCALES: [Self; Self::COUNT - Self::PARAMETERS] = [$(Self::$Scale,)*];
+            /// Number of those whose addresses are parameters of every GPU kernel: all but the scales.
+            pub const PARAMETERS: usize = Self::COUNT - [$(stringify!($Scale),)*].len();
 
             /// Name of the field that has it, in every struct and message.
             pub const fn name(self) -> &'static str {
@@ -309,14 +311,22 @@ impl Operand {
         }
     }
 
-    /// Elements from the first to the last, gaps included, or `None` when the number does not fit. A bias lies by
-    /// `bias_strides`. That of a scale is `None`: its strides come with the call.
-    pub fn extent(self, problem: &Problem, bias_strides: BiasStrides) -> Option<usize> {
-        match self.tensor(problem) {
-            Some((shape, strides)) => strides.extent(shape),
-            None if self.is_scale() => None,
-            None => self.elements(problem).or_else(|| bias_strides.extent(problem)),
+    /// Elements from the first to the last, gaps included, or `None` when the number does not fit. Bias and scales lie by
+    /// the strides of the call.
+    pub fn extent(self, problem: &Problem, strides: impl Into<CallStrides>) -> Option<usize> {
+        if let Some((shape, strides)) = self.tensor(problem) {
+            return strides.extent(shape);
         }
+        let strides = strides.into();
+        match self.scale_index() {
+            Some(index) => strides.scales[index].extent(self, problem),
+            None => self.elements(problem).or_else(|| strides.bias.extent(problem)),
+        }
+    }
+
+    /// Its index among [`Operand::SCALES`], where it is one.
+    pub const fn scale_index(self) -> Option<usize> {
+        (self as usize).checked_sub(Self::PARAMETERS)
     }
 
     /// True for the scales of 8-bit tensors.
@@ -418,6 +428,7 @@ impl FromIterator<Operand> for OperandSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::BiasStrides;
 
     #[test]
     fn the_table_is_what_problems_have() {
@@ -435,7 +446,7 @@ mod tests {
         let strides = BiasStrides { batch: 0, head: 25, row: 5, key: 1 };
         let extents = Operand::ALL.iter().map(|operand| operand.extent(&problem, strides));
         let expected = [528, 288, 288, 528, 66, 3, 3, 2, 2, 2, 2, 17, 6, 6, 7, 9, 150].map(Some);
-        assert_eq!(extents.collect::<Vec<_>>(), [&expected[..], &[None; 3]].concat());
+        assert_eq!(extents.collect::<Vec<_>>(), [&expected[..], &[Some(1); 3]].concat());
         assert_eq!(Operand::PARAMETERS, expected.len());
         assert_eq!(Operand::inputs().count() + 2, Operand::COUNT);
         assert_eq!(Operand::optional().count() + 4, Operand::COUNT);

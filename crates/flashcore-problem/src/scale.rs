@@ -13,7 +13,7 @@
 //! like the rows. Zero is refused rather than defined: a block of zeros has codes of zero under any scale, and a scale of
 //! zero that was never written would hide that silently.
 
-use crate::{InputViews, Operand, Problem, Sequence, Shape, SplitMix64, TensorError};
+use crate::{BiasStrides, InputViews, Operand, Problem, Sequence, Shape, SplitMix64, TensorError};
 
 /// The scale of a tensor of 8 bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,29 @@ pub struct ScaleStrides {
     pub key_head: usize,
     /// From one query head to the next of those that share a KV head; not used for key and value.
     pub query_head: usize,
+}
+
+/// Strides that come with each call: of the bias, and of the scales in the order of [`Operand::SCALES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallStrides {
+    /// Of the bias.
+    pub bias: BiasStrides,
+    /// Of the scales.
+    pub scales: [ScaleStrides; Operand::SCALES.len()],
+}
+
+impl CallStrides {
+    /// All of them 0.
+    pub const NONE: Self = Self {
+        bias: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
+        scales: [ScaleStrides::TENSOR; Operand::SCALES.len()],
+    };
+}
+
+impl From<BiasStrides> for CallStrides {
+    fn from(bias: BiasStrides) -> Self {
+        Self { bias, ..Self::NONE }
+    }
 }
 
 impl ScaleStrides {
@@ -87,6 +110,12 @@ impl ScaleStrides {
     /// True if all rows of a head of a sequence share one scale.
     pub fn is_constant_in(self, problem: &Problem) -> bool {
         self.row == 0 && (self.batch == 0 || problem.paged.is_none())
+    }
+
+    /// The strides in the order of the fields.
+    pub const fn to_array(self) -> [usize; 5] {
+        let Self { sequence, batch, row, key_head, query_head } = self;
+        [sequence, batch, row, key_head, query_head]
     }
 
     /// The index of the scale of a key or value: its place in the tensor is `(batch, row)`.

@@ -127,7 +127,7 @@ pub struct Bias {
 }
 
 /// Distances in elements between neighbours of each dimension of a [`Bias`]; 0 repeats one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BiasStrides {
     /// From one batch to the next.
     pub batch: usize,

@@ -1,7 +1,10 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
 use crate::expression::Tables;
-use crate::{BiasStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, ScaleView, Tensor, TensorError};
+use crate::{
+    BiasStrides, CallStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, ScaleStrides, ScaleView, Tensor,
+    TensorError,
+};
 use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -173,6 +176,14 @@ macro_rules! define_input_views {
 
             fn check_vectors(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
                 $(check_count(Operand::$Input, problem, self.$input.map(<[$type]>::len), errors);)*
+            }
+
+            /// The strides of bias and scales; those of one that is not there are 0.
+            pub fn call_strides(&self) -> CallStrides {
+                CallStrides {
+                    bias: self.bias.map_or_else(BiasStrides::default, |bias| bias.strides),
+                    scales: [$(self.$scale.map_or(ScaleStrides::TENSOR, |scale| scale.strides),)*],
+                }
             }
 
             /// The scales that are there.

@@ -29,7 +29,9 @@ use ::cudarc::driver::{
     SyncOnDrop,
 };
 use flashcore_cuda::{CudaError, Failure};
-use flashcore_problem::{BiasStrides, DType, Invalid, Operand, Problem, TensorError, operands};
+use flashcore_problem::{
+    BiasStrides, CallStrides, DType, Invalid, Operand, Problem, ScaleStrides, TensorError, operands,
+};
 use half::{bf16, f16};
 
 use crate::{DeviceTensors, Error, Plan};
@@ -153,6 +155,8 @@ macro_rules! define_typed_tensors {
             $($input: Option<Input<'a, $input_type>>,)*
             bias: Option<Input<'a, f32>>,
             bias_strides: BiasStrides,
+            $($scale: Option<Input<'a, f32>>,)*
+            scale_strides: [ScaleStrides; Operand::SCALES.len()],
         }
 
         impl<'a, T: DeviceElement> TypedTensors<'a, T> {
@@ -172,6 +176,8 @@ macro_rules! define_typed_tensors {
                     $($input: None,)*
                     bias: None,
                     bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
+                    $($scale: None,)*
+                    scale_strides: [ScaleStrides::TENSOR; Operand::SCALES.len()],
                 }
             }
 
@@ -196,6 +202,15 @@ macro_rules! define_typed_tensors {
                 self
             }
 
+            $($(#[$scale_doc])*
+            /// The strides are in elements.
+            #[must_use]
+            pub fn $with_scale(mut self, buffer: impl Into<Input<'a, f32>>, strides: ScaleStrides) -> Self {
+                self.$scale = Some(buffer.into());
+                self.scale_strides[Operand::$Scale as usize - Operand::PARAMETERS] = strides;
+                self
+            })*
+
             /// The buffer of each operand, in the order of the table.
             fn buffers(&mut self) -> [Option<&mut dyn Buffer>; Operand::COUNT] {
                 [
@@ -206,8 +221,7 @@ macro_rules! define_typed_tensors {
                     $(self.$output.as_mut().map(|buffer| buffer as _),)*
                     $(self.$input.as_mut().map(|buffer| buffer as _),)*
                     self.bias.as_mut().map(|buffer| buffer as _),
-                    // No plan is made for a problem with scales.
-                    $({ let _ = Operand::$Scale; None },)*
+                    $(self.$scale.as_mut().map(|buffer| buffer as _),)*
                 ]
             }
         }
@@ -231,14 +245,14 @@ pub fn launch<T: DeviceElement>(
         return Err(Error::NotOnCuda { call: "flashcore::cudarc::launch", device: plan.device().to_string() });
     };
     let device = || plan.device().to_string();
-    let strides = tensors.bias_strides;
+    let strides = CallStrides { bias: tensors.bias_strides, scales: tensors.scale_strides };
     let mut buffers = tensors.buffers();
     check(plan.problem(), strides, T::DTYPE, &buffers.each_ref().map(|buffer| buffer.as_ref().map(|it| it.bytes())))?;
     if stream.context().cu_ctx().cast() != context.raw() {
         return Err(Error::OtherContext { argument: "stream", device: device() });
     }
     let mut addresses = DeviceTensors::new(0, 0, 0, 0);
-    addresses.bias_strides = strides;
+    addresses.set_call_strides(strides);
     // Dropped when the launch is enqueued: the events that they record come after it.
     let mut guards = [const { None::<SyncOnDrop<'_>> }; Operand::COUNT];
     for ((&operand, buffer), guard) in Operand::ALL.iter().zip(&mut buffers).zip(&mut guards) {
@@ -271,7 +285,7 @@ pub fn launch<T: DeviceElement>(
 /// Everything that is wrong with buffers of these bytes, by operand, and with elements of `dtype` for a valid problem.
 fn check(
     problem: &Problem,
-    bias_strides: BiasStrides,
+    strides: CallStrides,
     dtype: Option<DType>,
     bytes: &[Option<usize>; Operand::COUNT],
 ) -> Result<(), Invalid> {
@@ -290,7 +304,7 @@ fn check(
                     continue;
                 }
                 let actual = bytes / operand.element_bytes(problem);
-                let needed = operand.extent(problem, bias_strides).unwrap_or(usize::MAX);
+                let needed = operand.extent(problem, strides).unwrap_or(usize::MAX);
                 if actual < needed {
                     errors.push(TensorError::TooShort { tensor, actual, needed });
                 }
@@ -332,7 +346,7 @@ mod tests {
         let mut bytes: [Option<usize>; Operand::COUNT] =
             std::array::from_fn(|index| Some(ELEMENTS.get(index)? * Operand::ALL[index].element_bytes(&problem)));
         change(&mut problem, &mut bytes);
-        match check(&problem, STRIDES, dtype, &bytes) {
+        match check(&problem, STRIDES.into(), dtype, &bytes) {
             Ok(()) => Vec::new(),
             Err(Invalid::Tensors(errors)) => errors,
             Err(other) => panic!("{other}"),

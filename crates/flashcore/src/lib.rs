@@ -247,10 +247,10 @@ pub use flashcore_problem::expression;
 #[doc(hidden)]
 pub use flashcore_problem::operands;
 pub use flashcore_problem::{
-    Alignment, Bias, BiasStrides, BiasView, DType, DTypes, HostElement, InputViews, Invalid, Layout, Mask, MaskMod,
-    Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemBuilder, ProblemError,
-    Scale, ScaleStrides, ScaleView, ScoreMod, Sequence, Shape, Strides, Tensor, TensorError, TensorStrides, TensorView,
-    TensorViewMut, TotalRows,
+    Alignment, Bias, BiasStrides, BiasView, CallStrides, DType, DTypes, HostElement, InputViews, Invalid, Layout, Mask,
+    MaskMod, Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemBuilder,
+    ProblemError, Scale, ScaleStrides, ScaleView, ScoreMod, Sequence, Shape, Strides, Tensor, TensorError,
+    TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
     AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,
@@ -259,7 +259,7 @@ pub use flashcore_problem::{
 };
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    AppendTensors, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef,
+    AppendTensors, DeviceScale, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef,
     TENSOR_ALIGNMENT, tuning,
 };
 pub use half;

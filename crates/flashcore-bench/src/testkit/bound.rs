@@ -62,7 +62,7 @@ impl Bound {
         let outputs = Outputs::poisoned(problem);
         let stream = Stream::new(context)?;
         let mut tensors = DeviceTensors::new(0, 0, 0, 0);
-        tensors.bias_strides = views.bias.map_or(tensors.bias_strides, |bias| bias.strides);
+        tensors.set_call_strides(views.call_strides());
         let mut buffers = Vec::with_capacity(Operand::COUNT);
         for &operand in Operand::ALL.iter().filter(|operand| operand.is_present(problem)) {
             let payload = match operand {

@@ -291,7 +291,7 @@ impl KvCacheTrial {
                 operands.set(operand, memory.allocate(operand.name(), bytes));
             }
         }
-        operands.bias_strides = views.bias.map_or(operands.bias_strides, |bias| bias.strides);
+        operands.strides = views.call_strides();
         let key_cache = memory.allocate("key_cache", &self.before.key.data);
         let value_cache = match &self.before.value {
             Some(cache) => memory.allocate("value_cache", &cache.data),

@@ -55,14 +55,14 @@ pub fn simulate_far(
     seed: u64,
 ) -> Result<Simulation, SimError> {
     let mut memory = GlobalMemory::new();
-    let (near, wide) = (problem.strides(), far.problem.strides());
-    let query = Rows::new(problem.query_shape(), near.query, wide.query, problem.dtype);
-    let key = Rows::new(problem.key_shape(), near.key, wide.key, problem.dtype);
-    let value = Rows::new(problem.value_shape(), near.value, wide.value, problem.dtype);
-    let output = Rows::new(problem.output_shape(), near.output, wide.output, problem.dtype);
+    let (near, wide, types) = (problem.strides(), far.problem.strides(), problem.dtypes());
+    let query = Rows::new(problem.query_shape(), near.query, wide.query, types.query);
+    let key = Rows::new(problem.key_shape(), near.key, wide.key, types.key_value);
+    let value = Rows::new(problem.value_shape(), near.value, wide.value, types.key_value);
+    let output = Rows::new(problem.output_shape(), near.output, wide.output, types.output);
     let reach = |shape: Shape, strides: Strides| strides.extent(shape).unwrap_or(0);
     let mut place = |name, rows: Rows, shape: Shape, strides: Strides, data: Option<&Tensor>| {
-        let bytes = reach(shape, strides) as u64 * problem.dtype.size_bytes() as u64;
+        let bytes = reach(shape, strides) as u64 * rows.element as u64;
         let address = memory.allocate_sparse(name, bytes);
         for (from, to) in
             data.iter().flat_map(|data| rows.each().map(move |(near, far)| (&data.data[near..][..rows.bytes], far)))
@@ -94,7 +94,7 @@ pub fn simulate_far(
         let length = strides.index(last(batch), last(heads), last(rows), last(keys)) as u64 * 4 + 4;
         let address = memory.allocate_sparse("bias", length);
         values.set(Operand::Bias, address);
-        values.bias_strides = strides;
+        values.strides.bias = strides;
         for (batch, head, row) in problem.output_shape().each_row() {
             for key in 0..keys {
                 let term = bias.data[bias.strides.index(batch, head, row, key)];
@@ -186,7 +186,7 @@ fn allocate_inputs(memory: &mut GlobalMemory, inputs: &Inputs) -> LaunchValues {
             values.set(operand, memory.allocate(operand.name(), bytes));
         }
     }
-    values.bias_strides = views.bias.map_or(values.bias_strides, |bias| bias.strides);
+    values.strides = views.call_strides();
     values
 }
 

@@ -352,7 +352,12 @@ impl Config {
         let alignment = if vec_bytes == MAX_VEC_BYTES { String::new() } else { format!("_w{vec_bytes}") };
         let page_box = if page_box == 0 { String::new() } else { format!("_p{page_box}") };
         let append = specialization.append.map(FusedAppend::suffix).unwrap_or_default();
-        format!("flashcore_{config}_{dtype}_d{head_dim}{value}{}{alignment}{page_box}{append}", suffix(specialization))
+        let kv_dtype = specialization.kv_dtype.map(|dtype| format!("_kv{dtype}")).unwrap_or_default();
+        let out_dtype = specialization.out_dtype.map(|dtype| format!("_out{dtype}")).unwrap_or_default();
+        let features = suffix(specialization);
+        format!(
+            "flashcore_{config}_{dtype}{kv_dtype}{out_dtype}_d{head_dim}{value}{features}{alignment}{page_box}{append}"
+        )
     }
 }
 

@@ -2,12 +2,26 @@
 
 use flashcore_kernels::LaunchValues;
 use flashcore_kernels::cache::FusedValues;
-use flashcore_problem::{Access, BiasStrides, Operand, Problem, operands};
+use flashcore_problem::{Access, BiasStrides, CallStrides, Operand, Problem, ScaleStrides, operands};
 
 use crate::Error;
 
 /// Alignment in bytes of the addresses of query, key, value and output: kernels read and write 16 bytes at a time.
 pub const TENSOR_ALIGNMENT: u64 = 16;
+
+/// A scale of an 8-bit tensor on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceScale {
+    /// The address of the first; 0 where the problem has none.
+    pub address: u64,
+    /// Strides in elements.
+    pub strides: ScaleStrides,
+}
+
+impl DeviceScale {
+    /// No scale.
+    pub const NONE: Self = Self { address: 0, strides: ScaleStrides::TENSOR };
+}
 
 macro_rules! define_device_tensors {
     (
@@ -43,6 +57,7 @@ macro_rules! define_device_tensors {
             pub bias: u64,
             /// Strides of the bias in elements.
             pub bias_strides: BiasStrides,
+            $($(#[$scale_doc])* pub $scale: DeviceScale,)*
             /// [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
             /// finished; 0 for the workspace that the plan has for the stream.
             pub workspace: u64,
@@ -60,6 +75,7 @@ macro_rules! define_device_tensors {
                     $($input: 0,)*
                     bias: 0,
                     bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
+                    $($scale: DeviceScale::NONE,)*
                     workspace: 0,
                 }
             }
@@ -78,18 +94,36 @@ macro_rules! define_device_tensors {
                 self
             })*
 
+            $(#[doc = concat!("Sets [`", stringify!($scale), "`](Self::", stringify!($scale), ") and its strides.")]
+            #[must_use]
+            pub const fn $with_scale(mut self, address: u64, strides: ScaleStrides) -> Self {
+                self.$scale = DeviceScale { address, strides };
+                self
+            })*
+
+            /// The strides of bias and scales.
+            pub const fn call_strides(&self) -> CallStrides {
+                CallStrides { bias: self.bias_strides, scales: [$(self.$scale.strides,)*] }
+            }
+
+            /// Sets the strides of bias and scales.
+            pub const fn set_call_strides(&mut self, strides: CallStrides) {
+                self.bias_strides = strides.bias;
+                [$(self.$scale.strides,)*] = strides.scales;
+            }
+
             /// The address of an operand.
             pub const fn address(&self, operand: Operand) -> u64 {
                 self.values().address(operand)
             }
 
-            /// Sets the address of an operand. Those of scales are not kept: no plan is made for a problem that has them.
+            /// Sets the address of an operand.
             pub const fn set(&mut self, operand: Operand, address: u64) {
                 match operand {
                     $(Operand::$Tensor => self.$tensor = address,)*
                     $(Operand::$Output => self.$output = address,)*
                     $(Operand::$Input => self.$input = address,)*
-                    $(Operand::$Scale)|* => {}
+                    $(Operand::$Scale => self.$scale.address = address,)*
                     _ => self.bias = address,
                 }
             }
@@ -97,8 +131,8 @@ macro_rules! define_device_tensors {
             /// The values of the parameters that change from launch to launch.
             pub(crate) const fn values(&self) -> LaunchValues {
                 LaunchValues {
-                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias, $({ let _ = Operand::$Scale; 0 },)*],
-                    bias_strides: self.bias_strides,
+                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias, $(self.$scale.address,)*],
+                    strides: self.call_strides(),
                     workspace: self.workspace,
                     append: FusedValues::NONE,
                 }
@@ -142,8 +176,8 @@ impl DeviceTensors {
             if !operand.is_present(problem) {
                 return (values.operands[index], 0);
             }
-            // A valid problem's tensors have at most `isize::MAX` bytes; a bias can have strides of any size.
-            let elements = operand.extent(problem, self.bias_strides).unwrap_or(usize::MAX) as u64;
+            // A valid problem's tensors have at most `isize::MAX` bytes; bias and scales can have strides of any size.
+            let elements = operand.extent(problem, values.strides).unwrap_or(usize::MAX) as u64;
             (values.operands[index], elements.saturating_mul(operand.element_bytes(problem) as u64))
         });
         if !self.workspace.is_multiple_of(TENSOR_ALIGNMENT) {
@@ -230,6 +264,47 @@ mod tests {
             .with_aux_i32(11)
             .with_workspace(12);
         assert_eq!(set, expected);
+    }
+
+    #[test]
+    fn scales_have_addresses_and_strides() {
+        let strides = ScaleStrides { sequence: 2, batch: 3, row: 5, key_head: 7, query_head: 11 };
+        let tensors = GOOD.with_k_scale(0x6000, strides).with_v_scale(0x7000, ScaleStrides::KEY_HEAD);
+        let values = tensors.values();
+        assert_eq!(values.scale_words(Operand::KScale), [0x6000, 8, 12, 20, 28, 44]);
+        assert_eq!(values.scale_words(Operand::VScale), [0x7000, 0, 0, 0, 4, 0]);
+        assert_eq!(values.scale_words(Operand::QScale), [0; 6]);
+        let mut others = GOOD;
+        others.set(Operand::KScale, 0x6000);
+        others.set(Operand::VScale, 0x7000);
+        others.set_call_strides(tensors.call_strides());
+        assert_eq!(others, tensors);
+        let with_scale = |change: fn(&mut DeviceTensors), expected| {
+            let fp8 = |problem: &mut Problem, tensors: &mut DeviceTensors| {
+                (problem.kv_dtype, problem.k_scale) = (Some(DType::E4m3), true);
+                *tensors = tensors.with_k_scale(0x6000, ScaleStrides::KEY_HEAD);
+                change(tensors);
+            };
+            check(fp8, &expected);
+        };
+        with_scale(|_| {}, Ok(()));
+        with_scale(|tensors| tensors.k_scale.address = 0, Err(Error::Null { argument: "k_scale" }));
+        let far = ScaleStrides { key_head: 3, ..ScaleStrides::TENSOR };
+        let check_far = |address: u64, expected| {
+            let fp8 = |problem: &mut Problem, tensors: &mut DeviceTensors| {
+                (problem.kv_dtype, problem.k_scale) = (Some(DType::E4m3), true);
+                *tensors = tensors.with_k_scale(address, far);
+            };
+            check(fp8, &expected);
+        };
+        let address = u64::MAX - 10;
+        check_far(address, Err(Error::Misaligned { argument: "k_scale", address, multiple: 4 }));
+        let address = u64::MAX - 11;
+        check_far(address, Err(Error::AddressOverflow { argument: "k_scale", address, bytes: 16 }));
+        check(
+            |_, tensors| tensors.v_scale.address = 0x7000,
+            &Err(Error::Unexpected { argument: "v_scale", address: 0x7000 }),
+        );
     }
 
     #[test]

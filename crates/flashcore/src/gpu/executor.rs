@@ -30,6 +30,8 @@ struct Step {
     /// The tensor maps among the arguments: index, operand, and everything but the address.
     tensor_maps: Vec<(usize, Operand, TensorMap)>,
     stage: Stage,
+    /// The scales whose words are among the arguments, with the index of the first word of each.
+    scale_words: Vec<(usize, Operand)>,
     /// The first of the words of an append inside of the launch, where the kernel has those.
     append_words: Option<usize>,
     /// The last launch with its tensor maps, whose addresses an engine seldom changes: encoding one costs as much as half
@@ -46,11 +48,21 @@ impl Step {
         };
         let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
         let (stage, append_words) = (planned.spec.stage, planned.append_words());
-        Ok(Self { kernel, launch, tensor_maps, stage, append_words, last: Mutex::default() })
+        let scale_words = planned.scale_words().to_vec();
+        Ok(Self { kernel, launch, tensor_maps, stage, scale_words, append_words, last: Mutex::default() })
     }
 
     /// The launch with these values.
     fn prepare(&self, values: &LaunchValues, words: &[u64; LAUNCH_PARAMETERS]) -> Result<Launch, CudaError> {
+        let mut launch = self.prepare_tensors(values, words)?;
+        for &(first, scale) in &self.scale_words {
+            launch.set_words(first, &values.scale_words(scale));
+        }
+        Ok(launch)
+    }
+
+    /// The launch with these values, but for the scales: tensor maps do not depend on those.
+    fn prepare_tensors(&self, values: &LaunchValues, words: &[u64; LAUNCH_PARAMETERS]) -> Result<Launch, CudaError> {
         let mut launch = self.launch;
         for (first, block) in LAUNCH_BLOCKS {
             launch.set_words(first, &words[block]);
@@ -218,8 +230,8 @@ fn upload_inputs(
     given: &[(Operand, u64)],
     tensors: &mut DeviceTensors,
 ) -> Result<Vec<DeviceBuffer>, CudaError> {
-    tensors.bias_strides = inputs.bias.map_or(tensors.bias_strides, |bias| bias.strides);
-    let strides = tensors.bias_strides;
+    let strides = inputs.call_strides();
+    tensors.set_call_strides(strides);
     let mut buffers = Vec::with_capacity(Operand::COUNT);
     for operand in Operand::inputs().filter(|operand| operand.is_present(problem)) {
         if let Some(&(_, address)) = given.iter().find(|(known, _)| *known == operand) {
