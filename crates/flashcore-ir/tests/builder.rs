@@ -373,6 +373,8 @@ fn every_method() -> Kernel {
     k.unpack(pair);
     let bytes = k.fp8_pair(Fp8::E4m3, x, x);
     k.widen_fp8(Fp8::E4m3, bytes);
+    let joined = k.register();
+    k.join_halves_to(joined, bytes, bytes);
     k.halves(word);
     k.pack::<Bf16x2>(brain, brain);
 

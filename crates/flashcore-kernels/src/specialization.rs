@@ -150,6 +150,11 @@ impl Specialization {
         }
     }
 
+    /// True if query, key and value are of 8 bits.
+    pub const fn has_fp8_query(self) -> bool {
+        self.dtype.is_float8()
+    }
+
     /// The scales of 8-bit tensors that the problem has, in the order of the table.
     pub fn scales(self) -> impl Iterator<Item = Operand> {
         Operand::SCALES.into_iter().filter(move |&scale| self.has(scale))
@@ -231,7 +236,9 @@ impl Specialization {
     }
 
     fn has_more_than_expressions(self) -> bool {
-        self.softcap || self.nonpositive_scale || self.operands.iter().any(Operand::is_score_term)
+        // Those of a query of 8 bits are folded into the scale.
+        let is_term = |operand: Operand| operand.is_score_term() && !(operand.is_scale() && self.has_fp8_query());
+        self.softcap || self.nonpositive_scale || self.operands.iter().any(is_term)
     }
 
     /// True if all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.

@@ -70,6 +70,14 @@ pub enum Kind {
     Everything,
     /// Expressions for scores and for masks.
     Expressions,
+    /// Query, key and value of 8 bits with their scales.
+    Fp8,
+    /// The same with a causal mask.
+    #[serde(rename = "fp8 causal")]
+    Fp8Causal,
+    /// The same with every feature but the bias.
+    #[serde(rename = "fp8 unbiased")]
+    Fp8Unbiased,
 }
 
 impl Kind {
@@ -81,6 +89,9 @@ impl Kind {
             Self::Unbiased => "unbiased",
             Self::Everything => "everything",
             Self::Expressions => "expressions",
+            Self::Fp8 => "fp8",
+            Self::Fp8Causal => "fp8 causal",
+            Self::Fp8Unbiased => "fp8 unbiased",
         }
     }
 
@@ -95,7 +106,14 @@ impl Kind {
 
     fn specialization(self, head_dim: u32) -> Specialization {
         let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
+        let fp8 = |specialization: Specialization| {
+            let specialization = Operand::SCALES.into_iter().fold(specialization, Specialization::with);
+            Specialization { dtype: DType::E4m3, out_dtype: Some(specialization.dtype), ..specialization }
+        };
         match self {
+            Self::Fp8 => fp8(Self::Full.specialization(head_dim)),
+            Self::Fp8Causal => fp8(Self::Causal.specialization(head_dim)),
+            Self::Fp8Unbiased => fp8(Self::Unbiased.specialization(head_dim)),
             Self::Full => f16.with(Operand::Lse),
             Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
             Self::Unbiased => {
@@ -133,11 +151,17 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
         let kinds = match config.accuracy() {
+            Accuracy::Exact if Config::fp8().contains(&config) => &[Kind::Fp8, Kind::Fp8Causal, Kind::Fp8Unbiased],
             Accuracy::Exact => &[Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions][..],
             Accuracy::NearF32 | Accuracy::Tf32 => &[Kind::Full, Kind::Unbiased, Kind::Everything],
         };
         for head_dim in Specialization::HEAD_DIMS {
             for &kind in kinds {
+                let is_fp8 = matches!(kind, Kind::Fp8 | Kind::Fp8Causal | Kind::Fp8Unbiased);
+                // Wider heads are refused whatever else they have.
+                if is_fp8 && head_dim > 128 {
+                    continue;
+                }
                 kernels.push((config, head_dim, kind));
             }
         }

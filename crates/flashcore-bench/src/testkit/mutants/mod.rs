@@ -9,6 +9,7 @@ mod block_mask;
 mod catalogue;
 mod chunks;
 mod edit;
+mod fp8;
 mod fused_append;
 mod hopper;
 mod invariance;
@@ -32,6 +33,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
+pub use fp8::FP8;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
@@ -72,6 +74,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         KV_CACHE,
         FUSED_APPEND,
         TF32,
+        FP8,
     ];
     lists.into_iter().flatten()
 }

@@ -38,6 +38,8 @@ pub enum Group {
     LseForms,
     /// `f32` on tensor cores.
     Tf32,
+    /// Query, key and value of 8 bits.
+    Fp8,
 }
 
 /// A trial before it is prepared.
@@ -94,6 +96,12 @@ pub(super) fn all() -> Vec<Start> {
     let mut singles = Problem::new(1, 2, 33, 32, DType::F32).with_lse(true);
     (singles.key_heads, singles.key_length) = (1, 109);
     all.push(start(Group::Tf32)((singles, named("ampere-64x32-2stage-swizzled-3xtf32"))));
+    for (batch, dim) in [(2, 64), (3, 32), (1, 48)] {
+        let mut bytes = Problem::new(batch, 4, 97, dim, DType::E4m3).with_lse(true);
+        (bytes.key_heads, bytes.key_length, bytes.out_dtype) = (2, 203, Some(DType::F16));
+        (bytes.q_scale, bytes.k_scale, bytes.v_scale, bytes.seqused_k) = (true, true, true, batch == 3);
+        all.push(start(Group::Fp8)((bytes, named("hopper-128x32-2stage-overlap-persistent"))));
+    }
     all
 }
 

@@ -7,7 +7,7 @@ use flashcore_problem::{DType, SplitMix64, Stress};
 use super::cpu_features::{random_features, shrink};
 use super::design::{Design, Feature, Row};
 use super::features::{Features, LayoutForm};
-use super::{Kernels, Runner, kernel_option, takes};
+use super::{Kernels, Runner, float8, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
@@ -149,7 +149,8 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
     let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let turn = kernel as usize % order.len();
     order.rotate_left(turn);
-    case(features, runner, number, &order, command)
+    let case = case(features, runner, number, &order, command);
+    float8::with_query(case, kernels, kernel, number)
 }
 
 /// Queries and keys where there are as many of both: none can be taken away alone.
