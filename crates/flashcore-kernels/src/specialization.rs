@@ -236,8 +236,8 @@ impl Specialization {
     }
 
     fn has_more_than_expressions(self) -> bool {
-        // Those of a query of 8 bits are folded into the scale.
-        let is_term = |operand: Operand| operand.is_score_term() && !(operand.is_scale() && self.has_fp8_query());
+        // Scales of a query and of keys of 8 bits are multiplied into products, or into the scale.
+        let is_term = |operand: Operand| operand.is_score_term() && !operand.is_scale();
         self.softcap || self.nonpositive_scale || self.operands.iter().any(is_term)
     }
 

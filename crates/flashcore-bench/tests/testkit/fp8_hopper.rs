@@ -174,7 +174,7 @@ fn ptxas_needs_no_spills() {
         Config::defaults().into_iter().filter(|config| Config::fp8().contains(config)).collect();
     let mut assembled = 0;
     for (config, head_dim, kind) in resources::kernels(&defaults, Arch::Sm90a) {
-        if ![64, 128].contains(&head_dim) || kind == resources::Kind::Fp8Unbiased {
+        if ![64, 128].contains(&head_dim) || kind == resources::Kind::Fp8QueryUnbiased {
             continue;
         }
         let row = resources::row(config, head_dim, kind, Arch::Sm90a).expect("it assembles");

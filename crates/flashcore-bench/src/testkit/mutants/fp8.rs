@@ -1,112 +1,99 @@
-//! Planted bugs in the Hopper kernel of 8-bit floats: transposition of values, order of keys, two levels, and scales.
+//! Planted bugs in keys and values of 8 bits: the wrong scale, codes that are widened to other numbers, columns exchanged.
 
 use flashcore_ir::{Op, Operand, Type};
 
 use super::Group;
-use super::catalogue::{Mutation, is_mul, is_select, mutations};
+use super::addressing::capped;
+use super::catalogue::{Mutation, always_copy, is_mul, is_select, mutations};
 use super::edit::{Find, change, drop};
-use super::hopper::{is_arrival, is_mbarrier_wait};
 
-/// Bugs of query, key and value in FP8.
+/// Bugs of FP8 caches.
 pub const FP8: &[Mutation] = mutations! { Group::Fp8;
-    // Two levels
-    "hopper": "fp8-promotion-missing", "one element of the product of a block is never added to the output" =>
-        |kernel| drop(kernel, Find::nth(&["full block", "promote"], is_fma, 3));
-    "hopper": "fp8-promotion-without-rescale", "the output is added to as if the row max had not risen" =>
-        |kernel| change(kernel, Find::every(&["promote"], is_fma), |op| {
-            if let Op::Fma { a, b, .. } = op && matches!(a, Operand::Register(_)) { *b = Operand::Constant(1f32.to_bits().into()); }
+    "ampere": "key-scale-of-another-head", "all KV heads have the key scales of the first" =>
+        |kernel| capped(kernel, "k_scale_key_head_stride", 0);
+    "ampere": "value-scale-of-another-head", "all KV heads have the value scales of the first" =>
+        |kernel| capped(kernel, "v_scale_key_head_stride", 0);
+    "ampere": "key-scale-of-another-sequence", "all sequences have the key scales of the first" =>
+        |kernel| capped(kernel, "k_scale_sequence_stride", 0);
+    "ampere": "value-scale-of-another-sequence", "all sequences have the value scales of the first" =>
+        |kernel| capped(kernel, "v_scale_sequence_stride", 0);
+    "ampere": "key-scale-of-another-page", "all pages, or batches, have the key scales of the first" =>
+        |kernel| capped(kernel, "k_scale_batch_stride", 0);
+    "ampere": "value-scale-of-the-first-token", "all tokens of a page have the value scale of the first" =>
+        |kernel| capped(kernel, "v_scale_row_stride", 0);
+    "ampere": "key-scales-one-token-off", "each pair of scores has the key scales of the pair after it" =>
+        |kernel| change(kernel, Find::every(&["key scales"], is_load), next_pair);
+    "ampere": "value-scales-one-token-off", "each pair of weights has the value scales of the pair after it" =>
+        |kernel| change(kernel, Find::every(&["value scales"], is_load), next_pair);
+    "ampere": "key-scale-forgotten-in-one-tile", "the scores of eight keys of a block lack their scales" =>
+        |kernel| (0..4).map(|_| drop(kernel, Find::nth(&["key scales"], is_mul, 4))).sum();
+    "ampere": "key-scale-forgotten-in-the-softmax-scale", "the one scale of all keys is not in the softmax scale" =>
+        |kernel| change(kernel, Find::every(&["softmax scale"], is_mul), |op| {
+            if let Op::Mul { ty, d, a, .. } = *op { *op = Op::Mov { ty, d, a }; }
         });
-    "hopper": "fp8-factors-of-the-next-block", "a block is added with the rescale factor of the next" =>
-        |kernel| drop(kernel, Find::every(&["hold factors"], |op| matches!(op, Op::Mov { .. })));
-    "hopper": "fp8-promoted-too-early", "the product of a block is added while it is multiplied" =>
-        |kernel| drop(kernel, Find::nth(&["full block"], |op| matches!(op, Op::WgmmaWait { .. }), 1));
-    "hopper": "fp8-products-of-blocks-added-up", "the product of a block is added to that of the block before" =>
-        |kernel| change(kernel, Find::nth(&["full block", "output"], is_product, 0), |op| {
-            if let Op::WgmmaFp8 { accumulation, c, d, .. } = op {
-                (*accumulation, *c) = (flashcore_ir::Accumulation::Add, d.clone());
-            }
+    "ampere": "value-scale-forgotten", "neither weights nor output are multiplied by the scales of values" =>
+        |kernel| drop(kernel, Find::every(&["value scales"], is_mul));
+    "ampere": "scale-tail-not-zero-filled", "scales of rows that no row attends are copied like the others" =>
+        |kernel| change(kernel, Find::every(&["load scales"], is_select), always_copy);
+    "ampere": "scales-of-one-block-late", "scales are read from the stage of another block" =>
+        |kernel| drop(kernel, Find::every(&["load scales"], |op| matches!(op, Op::CopyAsync { .. })));
+    "ampere": "value-columns-exchanged", "even and odd columns of the values are exchanged" =>
+        |kernel| change(kernel, Find::every(&["output", "widen fp8"], is_permute), |op| other_bytes(op, 0x1010));
+    "ampere": "key-columns-exchanged", "columns of keys meet those of the query that are two further on" =>
+        |kernel| change(kernel, Find::every(&["scores", "widen fp8"], is_permute), |op| other_bytes(op, 0x2020));
+    "ampere": "nan-code-lost", "the NaN code of e4m3 becomes 480" =>
+        |kernel| change(kernel, Find::every(&["widen fp8"], |op| is_and_with(op, NAN_FLAGS)), |op| {
+            if let Op::And { b, .. } = op { *b = Operand::Constant(0); }
         });
-
-    // Values transposed, and the order of keys
-    "hopper": "fp8-values-not-transposed", "values are written in the order in which they lie" =>
-        |kernel| change(kernel, Find::every(&["transpose"], |op| matches!(op, Op::LoadMatrix { .. })), |op| {
-            if let Op::LoadMatrix { transposed, .. } = op { *transposed = false; }
+    "ampere": "signs-lost", "codes lose their signs" =>
+        |kernel| change(kernel, Find::every(&["scores", "widen fp8"], |op| is_and_with(op, SIGNS)), |op| {
+            if let Op::And { b, .. } = op { *b = Operand::Constant(0); }
         });
-    "hopper": "fp8-keys-of-values-exchanged", "eight keys of values are exchanged with the next eight" =>
-        |kernel| change(kernel, Find::every(&["transpose"], is_permute), |op| {
-            if let Op::Permute { a, b, .. } = op { core::mem::swap(a, b); }
-        });
-    "hopper": "fp8-columns-of-values-exchanged", "two columns of values are exchanged" =>
-        |kernel| change(kernel, Find::every(&["transposer"], |op| is_select(op) && selects_bytes(op)), |op| {
-            if let Op::Select { a, b, .. } = op { core::mem::swap(a, b); }
-        });
-    "hopper": "fp8-keys-permuted-in-p-only", "the weights of two keys are exchanged with those eight further on" =>
-        |kernel| change(kernel, Find::every(&["full block"], is_join), |op| {
-            if let Op::Pack { low, high, .. } = op { core::mem::swap(low, high); }
-        });
-    "hopper": "fp8-transposed-chunks-not-exchanged", "transposed values are written as if wgmma did not swizzle" =>
-        |kernel| change(kernel, Find::nth(&["transposer"], |op| matches!(op, Op::Xor { .. }), 1), |op| {
-            if let Op::Xor { b, .. } = op { *b = Operand::Constant(0); }
-        });
-    "hopper": "fp8-transposed-values-not-published", "wgmma reads transposed values that it need not see yet" =>
-        |kernel| drop(kernel, Find::every(&["producer commit"], |op| matches!(op, Op::FenceProxyAsync {})));
-    "hopper": "fp8-transposed-by-one-lane-alone", "a stage is handed over before all lanes have written it" =>
-        |kernel| drop(kernel, Find::every(&["transposer"], |op| matches!(op, Op::WarpSync {})));
-    "hopper": "fp8-transposed-too-early", "values are transposed before they have arrived" =>
-        |kernel| drop(kernel, Find::every(&["transposer", "consumer wait"], is_mbarrier_wait));
-    "hopper": "fp8-transposed-over-values-in-use", "values are transposed into a stage that is still read" =>
-        |kernel| drop(kernel, Find::every(&["transposer", "producer acquire"], is_mbarrier_wait));
-    "hopper": "fp8-raw-values-not-released", "the stage of values as they came is never released" =>
-        |kernel| drop(kernel, Find::every(&["transposer", "consumer release"], is_arrival));
-
-    // Weights and scales
-    "hopper": "fp8-weights-beyond-e4m3", "weights are 2^9 at the row max, and the largest saturate" =>
-        |kernel| change(kernel, Find::every(&["row max"], is_weight_exponent), |op| {
-            if let Op::Add { b, .. } = op { *b = Operand::Constant(9f32.to_bits().into()); }
-        });
-    "hopper": "fp8-sum-of-large-weights", "the row sum is not divided by the size of the weights" =>
-        |kernel| drop(kernel, Find::nth(&["output scale"], is_mul, 0));
-    "hopper": "fp8-scale-of-the-first-head", "every head has the scale of the first" =>
-        |kernel| change(kernel, Find::every(&["scales"], is_wide_mad), |op| {
-            if let Op::Mad { b, .. } = op { *b = Operand::Constant(0); }
-        });
-    "hopper": "fp8-scale-of-keys-missing", "the scale of keys that is not of a token is missing" =>
-        |kernel| change(kernel, Find::every(&["scales"], is_single_mul), |op| {
-            if let Op::Mul { ty, d, a, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: *a }; }
-        });
-    "hopper": "fp8-unit-of-values-missing", "the product of a block is not multiplied by the unit of its weights" =>
-        |kernel| drop(kernel, Find::nth(&["value scales"], is_mul, 1));
 };
 
-fn is_fma(op: &Op) -> bool {
-    matches!(op, Op::Fma { .. })
-}
+/// Bits that the magnitude of a NaN code of `e4m3` carries into, for `f16`.
+const NAN_FLAGS: u64 = 0x4000_4000;
+const SIGNS: u64 = 0x8000_8000;
 
-fn is_product(op: &Op) -> bool {
-    matches!(op, Op::WgmmaFp8 { .. })
+fn is_load(op: &Op) -> bool {
+    matches!(op, Op::Load { ty: Type::F32, .. })
 }
 
 fn is_permute(op: &Op) -> bool {
     matches!(op, Op::Permute { .. })
 }
 
-fn is_join(op: &Op) -> bool {
-    matches!(op, Op::Pack { to: Type::U32, .. })
+fn is_and_with(op: &Op, bits: u64) -> bool {
+    matches!(op, Op::And { b: Operand::Constant(constant), .. } if *constant == bits)
 }
 
-/// A choice between the selectors of byte permutes.
-fn selects_bytes(op: &Op) -> bool {
-    matches!(op, Op::Select { a: Operand::Constant(0x6420 | 0x7531), .. })
+fn next_pair(op: &mut Op) {
+    if let Op::Load { source, .. } = op {
+        source.offset += 8;
+    }
 }
 
-fn is_weight_exponent(op: &Op) -> bool {
-    matches!(op, Op::Add { ty: Type::F32, b: Operand::Constant(bits), .. } if *bits == u64::from(8f32.to_bits()))
+/// Chooses other bytes of a word, of those that are chosen at all.
+fn other_bytes(op: &mut Op, bits: u64) {
+    if let Op::Permute { selector: Operand::Constant(selector), .. } = op {
+        *selector ^= bits;
+    }
 }
 
-fn is_wide_mad(op: &Op) -> bool {
-    matches!(op, Op::Mad { ty: Type::U64, .. })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::mutants::Trials;
 
-fn is_single_mul(op: &Op) -> bool {
-    matches!(op, Op::Mul { ty: Type::F32, .. })
+    /// Every planted bug is noticed.
+    #[test]
+    fn every_bug_is_killed() {
+        let trials = Trials::prepare(FP8, |_, _, _| true).expect("kernels pass").expect("all of them");
+        let survivors: Vec<_> = FP8
+            .iter()
+            .filter(|mutation| trials.fate(**mutation).expect("something to change").killed.is_none())
+            .map(|mutation| mutation.name)
+            .collect();
+        assert_eq!(survivors, [""; 0]);
+    }
 }
