@@ -161,7 +161,7 @@ impl<T: Element> Consumer<T> {
                 |k| {
                     attend(k);
                     k.section("epilogue", |k| {
-                        epilogue::tma_store(k, self, cta, tile, (*map, *guard), (softmax, scales))
+                        epilogue::tma_store(k, self, cta, tile, (*map, *guard), (softmax, scales));
                     });
                 },
                 // Without keys there is no Q either, whose stage the output could go through.
