@@ -48,8 +48,8 @@ pub(crate) type Shape = (u32, Type, bool);
 impl<'k> Form<'k> {
     /// The form of an operation; none if it is not a `wgmma`.
     pub(crate) fn of(op: &'k Op) -> Option<Self> {
-        match op {
-            &Op::Wgmma {
+        match *op {
+            Op::Wgmma {
                 columns,
                 operand,
                 accumulate,
@@ -66,7 +66,7 @@ impl<'k> Form<'k> {
                 let (elements, majors) = (Elements::Pairs(operand), [a_major, b_major]);
                 Some(Self { columns, elements, accumulate, accumulation, source, majors, d, scale, a, b })
             }
-            &Op::WgmmaFp8 {
+            Op::WgmmaFp8 {
                 columns,
                 left,
                 right,

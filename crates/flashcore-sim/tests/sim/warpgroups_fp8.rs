@@ -160,7 +160,7 @@ fn check(form: Form) {
         // Integers are kept whole by any model of the sum.
         let options = Options { seed, tensor_sum: TensorSum::H200, ..Options::default() };
         let sums = product(form, 1.0, options, scale, [&|m, k| code(left, a(m, k)), &|n, k| code(right, b(n, k))]);
-        let start = if form.adds.unwrap_or(scale != 0) { 1 } else { 0 };
+        let start = i32::from(form.adds.unwrap_or(scale != 0));
         for (m, row) in sums.iter().enumerate() {
             for (n, sum) in row.iter().enumerate() {
                 let expected: i32 = (0..DEPTH).map(|k| a(m, k) * b(n, k)).sum();

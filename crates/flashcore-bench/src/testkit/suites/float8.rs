@@ -105,7 +105,8 @@ impl Float8Cache {
     }
 }
 
-/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have no query of 8 bits.
+/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have
+/// no pages with a query of 8 bits.
 pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
     let types = [
         (DType::F16, DType::E4m3, None),
