@@ -88,23 +88,6 @@ fn problems() -> Vec<(&'static str, Problem)> {
                 problem.layout = Layout::Strided(strides);
             }),
         ),
-        ("d128 e4m3 full", problem(128, DType::E4m3, |problem| problem.out_dtype = Some(DType::Bf16))),
-        (
-            "d64 e4m3 causal scales lse",
-            problem(64, DType::E4m3, |problem| {
-                (problem.out_dtype, problem.lse) = (Some(DType::F16), true);
-                problem.mask = Mask::Causal(Alignment::BottomRight);
-                (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
-            }),
-        ),
-        (
-            "d96 e4m3 by e5m2 window softcap lengths",
-            problem(96, DType::E4m3, |problem| {
-                (problem.kv_dtype, problem.out_dtype) = (Some(DType::E5m2), Some(DType::Bf16));
-                (problem.softcap, problem.seqused_k, problem.k_scale) = (Some(30.0), true, true);
-                problem.mask = Mask::Window { left: Some(300), right: Some(7), alignment: Alignment::TopLeft };
-            }),
-        ),
         (
             "d128 f16 kv e4m3 scales lse",
             problem(128, DType::F16, |problem| {
@@ -121,6 +104,34 @@ fn problems() -> Vec<(&'static str, Problem)> {
             }),
         ),
         ("d40 f32 causal", { problem(40, DType::F32, |problem| problem.mask = Mask::Causal(Alignment::BottomRight)) }),
+    ]
+}
+
+/// Query, key and value of 8 bits.
+fn fp8_query_problems() -> Vec<(&'static str, Problem)> {
+    let problem = |head_dim, change: fn(&mut Problem)| {
+        let mut problem = Problem::new(2, 4, 1000, head_dim, DType::E4m3);
+        change(&mut problem);
+        problem
+    };
+    vec![
+        ("d128 e4m3 full", problem(128, |problem| problem.out_dtype = Some(DType::Bf16))),
+        (
+            "d64 e4m3 causal scales lse",
+            problem(64, |problem| {
+                (problem.out_dtype, problem.lse) = (Some(DType::F16), true);
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+                (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+            }),
+        ),
+        (
+            "d96 e4m3 by e5m2 window softcap lengths",
+            problem(96, |problem| {
+                (problem.kv_dtype, problem.out_dtype) = (Some(DType::E5m2), Some(DType::Bf16));
+                (problem.softcap, problem.seqused_k, problem.k_scale) = (Some(30.0), true, true);
+                problem.mask = Mask::Window { left: Some(300), right: Some(7), alignment: Alignment::TopLeft };
+            }),
+        ),
     ]
 }
 
@@ -178,7 +189,8 @@ fn fingerprint() -> String {
     let [hash, head] = ["hash", "kernel"];
     let mut text =
         format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
-    let (problems, defaults) = (problems(), Config::defaults());
+    let problems = [problems(), fp8_query_problems()].concat();
+    let defaults = Config::defaults();
     let others = Config::all().into_iter().filter(|config| !defaults.contains(config));
     let (mut sides, mut numbers) = (BTreeSet::new(), BTreeMap::new());
     for config in defaults.iter().copied().chain(others) {
