@@ -144,6 +144,7 @@ numbers! {
         CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     }
     CUtensorMapDataType {
+        CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,
         CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1,
         CU_TENSOR_MAP_DATA_TYPE_UINT32 = 2,
         CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,

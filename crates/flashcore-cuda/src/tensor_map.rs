@@ -27,6 +27,7 @@ impl Context {
         let _current = self.enter()?;
         let mut encoded = MaybeUninit::<CUtensorMap>::zeroed();
         let element = match map.element {
+            TensorElement::U8 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             TensorElement::U16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
             TensorElement::U32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
             TensorElement::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

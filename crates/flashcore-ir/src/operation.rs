@@ -486,6 +486,21 @@ operations! {
         )
         for operand in [F16x2 Bf16x2]
         : Class::Tensor, Effect::Read(Space::Shared), true, HOPPER_ONLY;
+    /// The same of 8-bit floats: 64 × 32 by 32 × `columns` elements, four to a register of A, accumulated in `f32`. Both
+    /// operands are K-major: there is no transposed form.
+    WgmmaFp8 "wgmma.mma_async.sync.aligned.m64n(columns)k32.f32.left.right d{=c}, a, b, scale, 1, 1" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-mma-async"
+        {
+            columns: u32, left: Fp8, right: Fp8, accumulation: Accumulation, source: MatrixSource,
+            a_major: Major, b_major: Major,
+        }
+        outs (d[columns / 2]: Type::F32)
+        ins (
+            c[if matches!(accumulation, Accumulation::Replace) { 0 } else { columns / 2 }]: Type::F32,
+            scale[matches!(accumulation, Accumulation::AddWhere)]: Type::Pred,
+            a[if matches!(source, MatrixSource::Shared) { 1 } else { 4 }]: if matches!(source, MatrixSource::Shared) { Type::U64 } else { Type::U32 },
+            b[1]: Type::U64
+        )
+        : Class::Tensor, Effect::Read(Space::Shared), true, HOPPER_ONLY;
     /// Orders earlier accesses of the warpgroup to registers before its products that use them.
     WgmmaFence "wgmma.fence.sync.aligned" @ "asynchronous-warpgroup-level-matrix-instructions-wgmma-fence"
         : Class::Tensor, Effect::Order, true, HOPPER_ONLY;

@@ -9,6 +9,8 @@ pub const MOST_DIMENSIONS: usize = 5;
 /// The element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorElement {
+    /// 8-bit unsigned integers, and 8-bit floats.
+    U8,
     /// 16-bit unsigned integers.
     U16,
     /// 32-bit unsigned integers.
@@ -25,6 +27,7 @@ impl TensorElement {
     /// Bytes of an element.
     pub const fn bytes(self) -> u32 {
         match self {
+            Self::U8 => 1,
             Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::U32 | Self::F32 => 4,
         }

@@ -373,6 +373,8 @@ fn every_method() -> Kernel {
     k.unpack(pair);
     let bytes = k.fp8_pair(Fp8::E4m3, x, x);
     k.widen_fp8(Fp8::E4m3, bytes);
+    let joined = k.register();
+    k.join_halves_to(joined, bytes, bytes);
     k.halves(word);
     k.pack::<Bf16x2>(brain, brain);
 
@@ -425,6 +427,7 @@ fn every_method() -> Kernel {
     let sums = k.warpgroup_accumulator::<F32>(8);
     k.wgmma_fence();
     k.wgmma::<F16x2, F32>(8, &sums, LeftMatrix::Shared(matrix), matrix, Adds::Replace);
+    k.wgmma_fp8([Fp8::E4m3, Fp8::E5m2], 8, &sums, LeftMatrix::Registers(&[word; 4]), matrix, Adds::Add);
     k.wgmma_commit();
     k.wgmma_wait(0);
     k.barrier_sync(1u32, 32u32);

@@ -150,6 +150,11 @@ impl Specialization {
         }
     }
 
+    /// True if query, key and value are of 8 bits.
+    pub const fn has_fp8_query(self) -> bool {
+        self.dtype.is_float8()
+    }
+
     /// The scales of 8-bit tensors that the problem has, in the order of the table.
     pub fn scales(self) -> impl Iterator<Item = Operand> {
         Operand::SCALES.into_iter().filter(move |&scale| self.has(scale))
@@ -231,8 +236,8 @@ impl Specialization {
     }
 
     fn has_more_than_expressions(self) -> bool {
-        // The scale of the key is multiplied into products, or into the scale.
-        let is_term = |operand: Operand| operand.is_score_term() && operand != Operand::KScale;
+        // Scales of a query and of keys of 8 bits are multiplied into products, or into the scale.
+        let is_term = |operand: Operand| operand.is_score_term() && !operand.is_scale();
         self.softcap || self.nonpositive_scale || self.operands.iter().any(is_term)
     }
 

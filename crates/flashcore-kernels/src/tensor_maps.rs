@@ -14,7 +14,8 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
     let map = |operand: Operand, strides, shape: Shape, tile| {
         // Where there are no keys nothing is copied, but a map must be of something: the query.
         let (operand, rows) = if shape.rows == 0 { (Operand::Query, 1) } else { (operand, shape.rows) };
-        (operand, tensor_map(problem.dtype, strides, Shape { rows, ..shape }, tile))
+        let dtype = operand.dtype(problem).unwrap_or(problem.dtype);
+        (operand, tensor_map(dtype, strides, Shape { rows, ..shape }, tile))
     };
     // Rows past the last that anyone attends are out of bounds, which TMA fills with zeros. Those of sequences lie anywhere.
     let keys =
@@ -25,7 +26,7 @@ pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Itera
         None => tile,
     };
     // A warp stores its own rows.
-    let stored = SwizzledTile { rows: MMA_M, ..value };
+    let stored = SwizzledTile { rows: MMA_M, ..config.output_tile(specialization) };
     let output = map(Operand::Output, strides.output, problem.output_shape(), stored);
     let copied = [
         if config.pack_gqa {
@@ -44,7 +45,11 @@ const UNUSED: u64 = 16;
 
 /// Columns, rows, heads and batches, copied a panel at a time.
 fn tensor_map(dtype: DType, strides: Strides, shape: Shape, tile: SwizzledTile) -> TensorMap {
-    let element = if dtype == DType::Bf16 { TensorElement::Bf16 } else { TensorElement::F16 };
+    let element = match dtype {
+        DType::Bf16 => TensorElement::Bf16,
+        DType::E4m3 | DType::E5m2 => TensorElement::U8,
+        _ => TensorElement::F16,
+    };
     let dimensions = [shape.columns, shape.rows, shape.heads, shape.batch].map(|size| size as u64);
     // The stride of a dimension of size 1 is never used, and may be anything.
     let sizes = [(strides.row, shape.rows), (strides.head, shape.heads), (strides.batch, shape.batch)];

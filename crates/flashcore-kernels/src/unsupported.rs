@@ -2,11 +2,11 @@
 
 use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_problem::{DType, DTypes, OperandSet, PagedKv, Problem, ProblemError};
+use flashcore_problem::{DType, DTypes, Operand, OperandSet, PagedKv, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
-use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES};
+use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES, Rescale};
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
 
@@ -123,6 +123,10 @@ pub enum Reason {
         "new_length is {new_length}; an append inside of the attention launch takes at most {most}: append in a launch of its own"
     )]
     NewKeys { new_length: usize, most: u32 },
+    #[error("the hopper kernel of 8-bit floats does not take {what}: {instead}")]
+    Fp8 { what: &'static str, instead: &'static str },
+    #[error("{config} is for a query of 8 bits, which the problem has not: leave -1level out")]
+    OneLevel { config: Config },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -173,7 +177,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
         reasons.push(Reason::Tf32 { config });
     } else if !config.dtypes().contains(&types.query) {
         reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
-    } else if types.key_value != types.query {
+    } else if types.key_value != types.query && !types.query.is_float8() {
         reasons.extend(fp8_reasons(problem, config, arch));
     }
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
@@ -262,6 +266,11 @@ fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
 /// Reasons against a problem that another config of the family could take.
 fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
     let (kernel, specialization, mut reasons) = (config.family(), config.specialization(problem), Vec::new());
+    if specialization.has_fp8_query() {
+        reasons.extend(fp8_query_reasons(problem, hopper, specialization));
+    } else if hopper.one_level {
+        reasons.push(Reason::OneLevel { config });
+    }
     let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers());
     if registers > limit {
         reasons.push(Reason::Registers { config, registers, limit });
@@ -282,6 +291,33 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
         reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
     }
     reasons
+}
+
+/// Reasons against query, key and value of 8 bits.
+fn fp8_query_reasons(problem: &Problem, hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
+    /// The number that head and value dimensions are a multiple of, a chunk of 16 bytes; and the largest for which output and
+    /// P · V of a block both stay in registers.
+    const DIMS: (usize, usize) = (16, 128);
+    let (multiple, most) = DIMS;
+    let dims = [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)];
+    let dims = dims.into_iter().filter(|(_, dim)| !dim.is_multiple_of(multiple) || *dim > most);
+    let dims = dims.map(|(argument, dim)| Reason::Dim { kernel: "hopper (8 bits)", argument, dim, multiple, most });
+    let refused = [
+        (!hopper.tile_n.is_multiple_of(32), "tiles of keys that are no multiple of 32", "take 96 or 128 keys"),
+        (hopper.rescale == Rescale::Threshold, "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
+        (hopper.kv_splits() > 1, "-kvgroups and -cluster", "leave them out"),
+        (hopper.chunk_keys > 0, "-chunk", "leave it out"),
+        (hopper.pack_gqa, "-packgqa", "leave it out"),
+        (hopper.dynamic, "-dynamic", "leave it out"),
+        (problem.paged.is_some(), "page_table", "gather the pages, or take the CPU"),
+        (
+            hopper.one_level && specialization.has(Operand::VScale),
+            "-1level with v_scale",
+            "scales of tokens have no place there; leave -1level out",
+        ),
+    ];
+    let refused = refused.into_iter().filter(|(is_there, _, _)| *is_there);
+    dims.chain(refused.map(|(_, what, instead)| Reason::Fp8 { what, instead })).collect()
 }
 
 fn listed(dtypes: &[DType]) -> String {

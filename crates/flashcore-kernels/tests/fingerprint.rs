@@ -107,6 +107,34 @@ fn problems() -> Vec<(&'static str, Problem)> {
     ]
 }
 
+/// Query, key and value of 8 bits.
+fn fp8_query_problems() -> Vec<(&'static str, Problem)> {
+    let problem = |head_dim, change: fn(&mut Problem)| {
+        let mut problem = Problem::new(2, 4, 1000, head_dim, DType::E4m3);
+        change(&mut problem);
+        problem
+    };
+    vec![
+        ("d128 e4m3 full", problem(128, |problem| problem.out_dtype = Some(DType::Bf16))),
+        (
+            "d64 e4m3 causal scales lse",
+            problem(64, |problem| {
+                (problem.out_dtype, problem.lse) = (Some(DType::F16), true);
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+                (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+            }),
+        ),
+        (
+            "d96 e4m3 by e5m2 window softcap lengths",
+            problem(96, |problem| {
+                (problem.kv_dtype, problem.out_dtype) = (Some(DType::E5m2), Some(DType::Bf16));
+                (problem.softcap, problem.seqused_k, problem.k_scale) = (Some(30.0), true, true);
+                problem.mask = Mask::Window { left: Some(300), right: Some(7), alignment: Alignment::TopLeft };
+            }),
+        ),
+    ]
+}
+
 const FOR_EVERY_CONFIG: usize = 2;
 
 /// Attention that appends new keys itself.
@@ -161,15 +189,24 @@ fn fingerprint() -> String {
     let [hash, head] = ["hash", "kernel"];
     let mut text =
         format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
-    let (problems, defaults) = (problems(), Config::defaults());
+    let problems = [problems(), fp8_query_problems()].concat();
+    let defaults = Config::defaults();
     let others = Config::all().into_iter().filter(|config| !defaults.contains(config));
     let (mut sides, mut numbers) = (BTreeSet::new(), BTreeMap::new());
     for config in defaults.iter().copied().chain(others) {
         let covered = if defaults.contains(&config) { problems.len() } else { FOR_EVERY_CONFIG };
-        let family = if config.accuracy() == Accuracy::Exact { config.family() } else { "ampere f32" };
+        let is_fp8 = Config::fp8().contains(&config);
+        let family = match config.accuracy() {
+            Accuracy::Exact if is_fp8 => "hopper fp8",
+            Accuracy::Exact => config.family(),
+            Accuracy::NearF32 | Accuracy::Tf32 => "ampere f32",
+        };
         let number = numbers.entry(family).and_modify(|number| *number += 1).or_insert(0);
         let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
         for (name, problem) in &problems[..covered] {
+            if problem.dtype.is_float8() != is_fp8 {
+                continue;
+            }
             let Ok(plan) = LaunchPlan::new(problem, config, arch(config)) else { continue };
             for launch in &plan.launches {
                 match launch.spec.stage {

@@ -265,11 +265,7 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
 
         Op::Wgmma { columns, operand, accumulate, accumulation, source, a_major, b_major, d, c: _, scale, a, b } => {
             let (operand, accumulate) = (element(*operand), element(*accumulate));
-            let scale = match accumulation {
-                Accumulation::Replace => "0".to_owned(),
-                Accumulation::Add => "1".to_owned(),
-                Accumulation::AddWhere => list(scale),
-            };
+            let scale = scale_of_accumulator(*accumulation, list(scale));
             let transposed = |major: &Major| u32::from(*major == Major::Outer);
             let (a, majors) = match source {
                 MatrixSource::Shared => (list(a), format!("{}, {}", transposed(a_major), transposed(b_major))),
@@ -278,6 +274,19 @@ pub(crate) fn text(op: &Op, kernel: &Kernel, names: &Names) -> String {
             format!(
                 "wgmma.mma_async.sync.aligned.m64n{columns}k16.{accumulate}.{operand}.{operand} \
                  {{{}}}, {a}, {}, {scale}, 1, 1, {majors}",
+                list(d),
+                list(b)
+            )
+        }
+        // K-major both, as the verifier has seen: there are no operands that say so.
+        Op::WgmmaFp8 { columns, left, right, accumulation, source, a_major: _, b_major: _, d, c: _, scale, a, b } => {
+            let scale = scale_of_accumulator(*accumulation, list(scale));
+            let a = match source {
+                MatrixSource::Shared => list(a),
+                MatrixSource::Registers => format!("{{{}}}", list(a)),
+            };
+            format!(
+                "wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.{left}.{right} {{{}}}, {a}, {}, {scale}, 1, 1",
                 list(d),
                 list(b)
             )
@@ -345,6 +354,15 @@ const fn acquired(scope: FenceScope) -> &'static str {
     match scope {
         FenceScope::Cluster => ".acquire.cluster",
         FenceScope::Cta | FenceScope::Gpu | FenceScope::System => "",
+    }
+}
+
+/// The operand `scale-d` of a `wgmma`.
+fn scale_of_accumulator(accumulation: Accumulation, predicate: String) -> String {
+    match accumulation {
+        Accumulation::Replace => "0".to_owned(),
+        Accumulation::Add => "1".to_owned(),
+        Accumulation::AddWhere => predicate,
     }
 }
 

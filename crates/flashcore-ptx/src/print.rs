@@ -197,7 +197,10 @@ fn register_limit(kernel: &Kernel) -> u32 {
 fn shared_alignment(kernel: &Kernel) -> u32 {
     let mut swizzles = false;
     kernel.instructions(&mut |instruction| {
-        swizzles |= matches!(instruction.op, Op::TensorLoad { .. } | Op::TensorStore { .. } | Op::Wgmma { .. });
+        swizzles |= matches!(
+            instruction.op,
+            Op::TensorLoad { .. } | Op::TensorStore { .. } | Op::Wgmma { .. } | Op::WgmmaFp8 { .. }
+        );
     });
     if swizzles { 1024 } else { 128 }
 }

@@ -94,7 +94,12 @@ fn convergence(op: &Op) -> Convergence {
 pub(crate) fn is_wgmma(op: &Op) -> bool {
     matches!(
         op,
-        Op::Wgmma { .. } | Op::WgmmaFence {} | Op::WgmmaCommit {} | Op::WgmmaWait { .. } | Op::SetRegisterCount { .. }
+        Op::Wgmma { .. }
+            | Op::WgmmaFp8 { .. }
+            | Op::WgmmaFence {}
+            | Op::WgmmaCommit {}
+            | Op::WgmmaWait { .. }
+            | Op::SetRegisterCount { .. }
     )
 }
 

@@ -79,6 +79,15 @@ pub enum Kind {
     /// Every feature, and keys and values in `e4m3` with scales.
     #[serde(rename = "fp8 everything")]
     Fp8Everything,
+    /// Query, key and value of 8 bits with their scales.
+    #[serde(rename = "fp8 query")]
+    Fp8Query,
+    /// The same with a causal mask.
+    #[serde(rename = "fp8 query causal")]
+    Fp8QueryCausal,
+    /// The same with every feature but the bias.
+    #[serde(rename = "fp8 query unbiased")]
+    Fp8QueryUnbiased,
 }
 
 impl Kind {
@@ -93,6 +102,9 @@ impl Kind {
             Self::Fp8 => "fp8",
             Self::Fp8Pages => "fp8 pages",
             Self::Fp8Everything => "fp8 everything",
+            Self::Fp8Query => "fp8 query",
+            Self::Fp8QueryCausal => "fp8 query causal",
+            Self::Fp8QueryUnbiased => "fp8 query unbiased",
         }
     }
 
@@ -107,7 +119,14 @@ impl Kind {
 
     fn specialization(self, head_dim: u32) -> Specialization {
         let [f16, bf16] = [DType::F16, DType::Bf16].map(|dtype| Specialization::new(dtype, head_dim));
+        let fp8 = |specialization: Specialization| {
+            let specialization = Operand::SCALES.into_iter().fold(specialization, Specialization::with);
+            Specialization { dtype: DType::E4m3, out_dtype: Some(specialization.dtype), ..specialization }
+        };
         match self {
+            Self::Fp8Query => fp8(Self::Full.specialization(head_dim)),
+            Self::Fp8QueryCausal => fp8(Self::Causal.specialization(head_dim)),
+            Self::Fp8QueryUnbiased => fp8(Self::Unbiased.specialization(head_dim)),
             Self::Full => f16.with(Operand::Lse),
             Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
             Self::Unbiased => {
@@ -164,11 +183,19 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     let mut kernels = Vec::new();
     for &config in configs {
         let kinds = match config.accuracy() {
+            Accuracy::Exact if Config::fp8().contains(&config) => {
+                &[Kind::Fp8Query, Kind::Fp8QueryCausal, Kind::Fp8QueryUnbiased]
+            }
             Accuracy::Exact => &[Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions][..],
             Accuracy::NearF32 | Accuracy::Tf32 => &[Kind::Full, Kind::Unbiased, Kind::Everything],
         };
         for head_dim in Specialization::HEAD_DIMS {
             for &kind in kinds {
+                let is_fp8 = matches!(kind, Kind::Fp8Query | Kind::Fp8QueryCausal | Kind::Fp8QueryUnbiased);
+                // Wider heads are refused whatever else they have.
+                if is_fp8 && head_dim > 128 {
+                    continue;
+                }
                 kernels.push((config, head_dim, kind));
             }
         }

@@ -30,6 +30,17 @@ pub struct FarApart {
 ///
 /// Each tensor is a buffer of its own with unmapped memory around it, so that an access outside is a fault.
 pub fn simulate(plan: &LaunchPlan, problem: &Problem, inputs: &Inputs, seed: u64) -> Result<Simulation, SimError> {
+    simulate_with_sums(plan, problem, inputs, seed, None)
+}
+
+/// The same with tensor cores that add in the given way, and not in the way by which kernels of that type are judged.
+pub fn simulate_with_sums(
+    plan: &LaunchPlan,
+    problem: &Problem,
+    inputs: &Inputs,
+    seed: u64,
+    sums: Option<TensorSum>,
+) -> Result<Simulation, SimError> {
     let mut outputs = Outputs::poisoned(problem);
     let mut memory = GlobalMemory::new();
     let mut values = allocate_inputs(&mut memory, inputs);
@@ -37,7 +48,7 @@ pub fn simulate(plan: &LaunchPlan, problem: &Problem, inputs: &Inputs, seed: u64
     values.set(Operand::Output, memory.allocate_uninitialised("output", outputs.output.data.len()));
     values.set(Operand::Lse, memory.allocate_uninitialised("lse", rows * 4));
     values.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
-    let counters = launch_all(plan, &values, &memory, seed)?;
+    let counters = launch_all_with_sums(plan, &values, &memory, seed, sums)?;
 
     copy_outputs(&memory, &values, &mut outputs);
     let after: Vec<_> = Operand::ALL.iter().map(|&operand| memory_of(&memory, &values, inputs, operand)).collect();
@@ -163,13 +174,24 @@ pub(super) fn launch_all(
     memory: &GlobalMemory,
     seed: u64,
 ) -> Result<Counters, SimError> {
+    launch_all_with_sums(plan, values, memory, seed, None)
+}
+
+fn launch_all_with_sums(
+    plan: &LaunchPlan,
+    values: &LaunchValues,
+    memory: &GlobalMemory,
+    seed: u64,
+    sums: Option<TensorSum>,
+) -> Result<Counters, SimError> {
     let mut counters = Counters::default();
     for planned in &plan.launches {
-        // Tensor cores cut sums off: below what 16 bits show, and not below what `f32` does.
-        let tensor_sum = match planned.spec.specialization.dtype {
+        // Tensor cores cut sums off: below what 16 bits show, and not below what `f32` does. How early they do of 8 bits
+        // nobody has measured here, so that kernels of those are judged by exact sums.
+        let tensor_sum = sums.unwrap_or(match planned.spec.specialization.dtype {
             DType::F32 => TensorSum::H200,
             _ => TensorSum::Exact,
-        };
+        });
         let options = Options { seed, tensor_sum, ..Options::default() };
         let described = Launch { grid: planned.grid, arguments: plan.arguments(planned, values) };
         counters += launch(&planned.kernel(), &described, memory, &options)?.counters;

@@ -6,6 +6,7 @@ mod conformance;
 mod expressions;
 mod features;
 mod fp8;
+mod fp8_hopper;
 mod fused_append;
 mod guard_pages;
 mod hopper_sequences;

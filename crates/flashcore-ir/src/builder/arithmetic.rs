@@ -375,6 +375,12 @@ impl Builder {
         (low, high)
     }
 
+    /// `target` = a word of two halves.
+    #[track_caller]
+    pub fn join_halves_to(&mut self, target: Reg<U32>, low: Reg<U16>, high: Reg<U16>) {
+        self.push(Op::Pack { to: U32::TYPE, d: target.id(), low: vec![low.id()], high: vec![high.id()] });
+    }
+
     /// `target` = two `f32` rounded into a pair, `low` in the lower half.
     #[track_caller]
     pub fn pair_to<T: HalfPair>(&mut self, target: Reg<T>, low: impl Into<Value<F32>>, high: impl Into<Value<F32>>) {

@@ -1,11 +1,11 @@
 //! `wgmma`, and the matrix descriptors of its operands in shared memory.
 
 use super::Builder;
-use crate::operand::{Accumulation, Major, MatrixSource, Reg, RegisterId, Swizzle};
+use crate::operand::{Accumulation, Fp8, Major, MatrixSource, Reg, RegisterId, Swizzle};
 use crate::operation::Op;
-use crate::types::{Accumulator, HalfPair, Pred, Ty, Type, U32, U64};
+use crate::types::{Accumulator, F32, HalfPair, Pred, Ty, Type, U32, U64};
 
-/// The layout of a matrix of 16-bit elements in shared memory.
+/// The layout of a matrix in shared memory. Its strides count bytes, so that it serves elements of 16 and of 8 bits.
 ///
 /// It is made of *core matrices* of 8 × 16 bytes: 8 lines of 16 bytes, which follow each other without swizzle, and lie
 /// in 8 rows of the swizzle's width with one. The meaning of the two strides depends on the [`Major`] and the swizzle:
@@ -48,13 +48,22 @@ pub struct SharedMatrix {
     pub major: Major,
 }
 
-/// The A operand of a `wgmma`, 64 × 16.
+/// The A operand of a `wgmma`: 64 rows of 32 bytes.
 #[derive(Debug, Clone, Copy)]
-pub enum LeftMatrix<'a, T: HalfPair> {
+pub enum LeftMatrix<'a, T: Ty> {
     /// In shared memory.
     Shared(SharedMatrix),
     /// In four registers of each lane: for warp `w`, the `mma` fragment of the 16 rows from 16 `w` on.
     Registers(&'a [Reg<T>]),
+}
+
+impl<T: Ty> LeftMatrix<'_, T> {
+    fn parts(self) -> (MatrixSource, Major, Vec<RegisterId>) {
+        match self {
+            LeftMatrix::Shared(matrix) => (MatrixSource::Shared, matrix.major, vec![matrix.descriptor.id()]),
+            LeftMatrix::Registers(registers) => (MatrixSource::Registers, Major::Depth, ids(registers)),
+        }
+    }
 }
 
 /// The use of the old accumulator in a `wgmma`.
@@ -66,6 +75,17 @@ pub enum Adds {
     Add,
     /// The product is added where the predicate holds, and replaces it elsewhere. All lanes of the warpgroup agree.
     Where(Reg<Pred>),
+}
+
+impl Adds {
+    /// The modifier, the registers of the accumulator that are read, and the predicate.
+    fn parts(self, d: &[RegisterId]) -> (Accumulation, Vec<RegisterId>, Vec<RegisterId>) {
+        match self {
+            Adds::Replace => (Accumulation::Replace, Vec::new(), Vec::new()),
+            Adds::Add => (Accumulation::Add, d.to_vec(), Vec::new()),
+            Adds::Where(predicate) => (Accumulation::AddWhere, d.to_vec(), vec![predicate.id()]),
+        }
+    }
 }
 
 fn ids<T: Ty>(registers: &[Reg<T>]) -> Vec<RegisterId> {
@@ -97,20 +117,44 @@ impl Builder {
         b: SharedMatrix,
         adds: Adds,
     ) {
-        let (source, a_major, a) = match a {
-            LeftMatrix::Shared(matrix) => (MatrixSource::Shared, matrix.major, vec![matrix.descriptor.id()]),
-            LeftMatrix::Registers(registers) => (MatrixSource::Registers, Major::Depth, ids(registers)),
-        };
+        let (source, a_major, a) = a.parts();
         let d = ids(accumulator);
-        let (accumulation, c, scale) = match adds {
-            Adds::Replace => (Accumulation::Replace, Vec::new(), Vec::new()),
-            Adds::Add => (Accumulation::Add, d.clone(), Vec::new()),
-            Adds::Where(predicate) => (Accumulation::AddWhere, d.clone(), vec![predicate.id()]),
-        };
+        let (accumulation, c, scale) = adds.parts(&d);
         self.push(Op::Wgmma {
             columns,
             operand: T::TYPE,
             accumulate: A::TYPE,
+            accumulation,
+            source,
+            a_major,
+            b_major: b.major,
+            d,
+            c,
+            scale,
+            a,
+            b: vec![b.descriptor.id()],
+        });
+    }
+
+    /// Starts a product of 64 × 32 by 32 × `columns` 8-bit floats, of the types of A and B. Both operands are K-major. All
+    /// four warps of the warpgroup execute it together.
+    #[track_caller]
+    pub fn wgmma_fp8(
+        &mut self,
+        [left, right]: [Fp8; 2],
+        columns: u32,
+        accumulator: &[Reg<F32>],
+        a: LeftMatrix<'_, U32>,
+        b: SharedMatrix,
+        adds: Adds,
+    ) {
+        let (source, a_major, a) = a.parts();
+        let d = ids(accumulator);
+        let (accumulation, c, scale) = adds.parts(&d);
+        self.push(Op::WgmmaFp8 {
+            columns,
+            left,
+            right,
             accumulation,
             source,
             a_major,

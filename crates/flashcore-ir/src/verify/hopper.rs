@@ -1,7 +1,7 @@
 //! The rules of operations that came with Hopper: `mbarrier`s, clusters and `wgmma`.
 
 use super::Rule;
-use crate::operand::{FenceScope, Operand};
+use crate::operand::{FenceScope, Operand, RegisterId};
 use crate::target::Arch;
 use crate::types::Type;
 
@@ -45,10 +45,20 @@ pub(super) fn cluster(cluster: [u32; 3], arch: Arch) -> Option<Rule> {
     }
 }
 
-pub(super) fn product(columns: u32, operand: Type, accumulate: Type, broken: &mut Vec<Rule>) {
+pub(super) fn columns(columns: u32, broken: &mut Vec<Rule>) {
     if !(8..=256).contains(&columns) || !columns.is_multiple_of(8) {
         broken.push(Rule::ProductColumns { columns });
     }
+}
+
+pub(super) fn in_place(d: &[RegisterId], c: &[RegisterId], broken: &mut Vec<Rule>) {
+    if !c.is_empty() && c != d {
+        broken.push(Rule::AccumulatorMoved);
+    }
+}
+
+pub(super) fn product(columns: u32, operand: Type, accumulate: Type, broken: &mut Vec<Rule>) {
+    self::columns(columns, broken);
     match (operand, accumulate) {
         (Type::F16x2, Type::F32 | Type::F16x2) | (Type::Bf16x2, Type::F32) => {}
         _ => broken.push(Rule::NoWarpgroupProduct { operand, accumulate }),

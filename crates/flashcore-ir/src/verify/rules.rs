@@ -83,6 +83,10 @@ pub enum Rule {
     AccumulatorMoved,
     #[error("a wgmma operand in registers is K-major: elements along the depth are adjacent")]
     RegisterMajor,
+    #[error(
+        "a wgmma of 8-bit floats has no transposed form: {operand} must be K-major, elements along the depth adjacent"
+    )]
+    TransposedFp8 { operand: &'static str },
     #[error("shuffle control {control:#x} has bits outside the clamp (0 to 4) and the segment mask (8 to 12)")]
     ShuffleControl { control: u32 },
     #[error("{name} of a bit field is {value}; hardware takes 0 to 255")]
@@ -303,11 +307,18 @@ pub(super) fn operation(op: &Op, kernel: &Kernel, broken: &mut Vec<Rule>) {
         }
         Op::Wgmma { columns, operand, accumulate, source, a_major, d, c, .. } => {
             hopper::product(*columns, *operand, *accumulate, broken);
-            if !c.is_empty() && c != d {
-                broken.push(Rule::AccumulatorMoved);
-            }
+            hopper::in_place(d, c, broken);
             if *source == MatrixSource::Registers && *a_major != Major::Depth {
                 broken.push(Rule::RegisterMajor);
+            }
+        }
+        Op::WgmmaFp8 { columns, a_major, b_major, d, c, .. } => {
+            hopper::columns(*columns, broken);
+            hopper::in_place(d, c, broken);
+            for (operand, major) in [("A", a_major), ("B", b_major)] {
+                if *major != Major::Depth {
+                    broken.push(Rule::TransposedFp8 { operand });
+                }
             }
         }
         Op::Shuffle { control, .. } => {

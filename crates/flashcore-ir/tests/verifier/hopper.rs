@@ -13,7 +13,7 @@ cases! {
     arrival_in_global_memory atomic_in_another_cta cluster_of_nine cluster_of_none cluster_before_hopper
     remote_load_hint coordinates_of_six_dimensions tensor_map_that_is_a_number bulk_load_of_part_of_a_line
     product_of_twelve_columns product_of_bf16_in_pairs product_accumulated_elsewhere transposed_registers
-    product_before_hopper registers_in_fours registers_below_the_least three_matrices_stored
+    transposed_fp8 product_before_hopper registers_in_fours registers_below_the_least three_matrices_stored
 }
 
 /// The first instruction of the kernels here gives the address.
@@ -318,6 +318,27 @@ fn transposed_registers() -> Case {
         |_| {},
         |line| vec![at(line, 7, &product_text(8, "F32", "Outer", [2, 3, 4, 5]), Rule::RegisterMajor)],
     )
+    .on(Arch::Sm90a)
+}
+
+/// Only 16-bit elements can be adjacent along the outer dimension.
+fn transposed_fp8() -> Case {
+    use flashcore_ir::builder::{Adds, LeftMatrix, SharedMatrix};
+    use flashcore_ir::{Fp8, Major};
+    let write = |major: Major| {
+        let mut k = Builder::new("kernel", 128);
+        let descriptor = k.copy(0u64);
+        let sums: Vec<_> = (0..4).map(|_| k.copy(0.0f32)).collect();
+        let line = line!() + 2;
+        let matrix = SharedMatrix { descriptor, major };
+        k.wgmma_fp8([Fp8::E4m3; 2], 8, &sums, LeftMatrix::Shared(matrix), matrix, Adds::Replace);
+        (k.finish(), line)
+    };
+    case(write, Major::Outer, Major::Depth, |line| {
+        let text = "WgmmaFp8 columns=8 left=E4m3 right=E4m3 accumulation=Replace source=Shared a_major=Outer \
+                    b_major=Outer d=%1, d=%2, d=%3, d=%4, a=%0, b=%0";
+        ["A", "B"].map(|operand| at(line, 5, text, Rule::TransposedFp8 { operand })).to_vec()
+    })
     .on(Arch::Sm90a)
 }
 

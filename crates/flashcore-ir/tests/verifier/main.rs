@@ -96,7 +96,7 @@ rules! {
     SharedCacheHint VolatilePrefetch NoReduction CopySize BulkSize MatrixCount NoProduct ShuffleControl BitField BarrierNumber
     BarrierThreads Threads SharedMemory RegisterBudget ParameterBytes DuplicateParameter NoParameterType Name
     UnknownSection WrittenTwice NotInSpace MbarrierCount MbarrierBytes Parity MbarrierScope ClusterSize NoClusters TensorRank
-    ProductColumns NoWarpgroupProduct AccumulatorMoved RegisterMajor RegisterCount
+    ProductColumns NoWarpgroupProduct AccumulatorMoved RegisterMajor TransposedFp8 RegisterCount
 }
 
 fn all_cases() -> impl Iterator<Item = (&'static str, Case)> {

@@ -16,7 +16,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
 use crate::heuristics;
-use crate::primitives::{Accumulation, Fp8Widening, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
@@ -83,7 +83,7 @@ impl Config {
     /// Every config that some problem gets by default, on some GPU.
     pub fn defaults() -> Vec<Self> {
         let ampere = heuristics::sm80::ALL.into_iter().chain(heuristics::sm80::ALL_F32).map(Self::Ampere);
-        let hopper = heuristics::sm90::ALL.map(Self::Hopper);
+        let hopper = heuristics::sm90::ALL.into_iter().chain(heuristics::sm90::ALL_FP8).map(Self::Hopper);
         [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
     }
 
@@ -129,6 +129,24 @@ impl Config {
             AmpereConfig { num_splits: 2, cluster: true, ..base },
         ];
         heuristics::sm80::ALL_F32.into_iter().chain(others).map(Self::Ampere).collect()
+    }
+
+    /// The configs of a query of 8 bits that suites go through: every default, and one of each other choice.
+    pub fn fp8() -> Vec<Self> {
+        let base = heuristics::sm90::ALL_FP8[0];
+        let others = [
+            HopperConfig {
+                tile_n: 128,
+                overlap_rescale: false,
+                rescale: Rescale::IfChanged,
+                warp_scheduler: WarpScheduler::Free,
+                warpgroups: 1,
+                ..base
+            },
+            HopperConfig { tile_n: 32, stages: 3, warp_scheduler: WarpScheduler::ExclusiveExp, ..base },
+            HopperConfig { tile_n: 64, warpgroups: 3, exponential: Exponential::Shared, ..base },
+        ];
+        heuristics::sm90::ALL_FP8.into_iter().chain(others).map(Self::Hopper).collect()
     }
 
     /// The name of the kernel.
@@ -192,7 +210,8 @@ impl Config {
             Self::Ampere(AmpereConfig { tf32: Some(_), .. }) => &[DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
-            Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16],
+            Self::Hopper(_) => &[DType::F16, DType::Bf16, DType::E4m3],
+            Self::Ladder(_) | Self::Ampere(_) => &[DType::F16, DType::Bf16],
         }
     }
 
@@ -318,8 +337,10 @@ impl Config {
             }
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),
-            (Self::Hopper(config), DType::Bf16) => attention::sm90::kernel::<Bf16x2>(name, config, specialization),
-            (Self::Hopper(config), _) => attention::sm90::kernel::<F16x2>(name, config, specialization),
+            (Self::Hopper(config), _) => match specialization.output_dtype() {
+                DType::Bf16 => attention::sm90::kernel::<Bf16x2>(name, config, specialization),
+                _ => attention::sm90::kernel::<F16x2>(name, config, specialization),
+            },
         }
     }
 

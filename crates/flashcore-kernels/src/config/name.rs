@@ -51,6 +51,7 @@ const PLAIN_HOPPER: HopperConfig = HopperConfig {
     dynamic: false,
     chunk_keys: 0,
     pack_gqa: false,
+    one_level: false,
 };
 
 /// The choices of the ladder's kernel, in the order of names.
@@ -62,7 +63,7 @@ const LADDER_CHOICES: [Choice<LadderConfig>; 4] = [
 ];
 
 /// The choices of the Hopper kernel, in the order of names.
-const HOPPER_CHOICES: [Choice<HopperConfig>; 14] = [
+const HOPPER_CHOICES: [Choice<HopperConfig>; 15] = [
     ("2kvgroups", |config| config.kv_split_warpgroups == 2, |config| config.kv_split_warpgroups = 2),
     ("4kvgroups", |config| config.kv_split_warpgroups == 4, |config| config.kv_split_warpgroups = 4),
     ("2cluster", |config| config.cluster == 2, |config| config.cluster = 2),
@@ -82,6 +83,7 @@ const HOPPER_CHOICES: [Choice<HopperConfig>; 14] = [
         |config| config.warp_scheduler = WarpScheduler::ExclusiveExp,
     ),
     ("packgqa", |config| config.pack_gqa, |config| config.pack_gqa = true),
+    ("1level", |config| config.one_level, |config| config.one_level = true),
     ("pdl", |config| config.pdl, |config| config.pdl = true),
     ("persistent", |config| config.persistent, |config| config.persistent = true),
     ("dynamic", |config| config.dynamic, |config| config.dynamic = true),
@@ -258,6 +260,7 @@ impl fmt::Display for Config {
                     dynamic: _,
                     chunk_keys,
                     pack_gqa: _,
+                    one_level: _,
                 } = config;
                 write!(formatter, "hopper-{}x{tile_n}-{stages}stage", config.tile_m())?;
                 write_choices(formatter, config, &HOPPER_CHOICES)?;

@@ -47,6 +47,9 @@ pub struct HopperConfig {
     pub chunk_keys: u32,
     /// True if the query heads of a key head share tiles: their rows alternate.
     pub pack_gqa: bool,
+    /// True if P · V of 8-bit floats adds up over all keys in an accumulator of the tensor cores, which keep about 13 bits
+    /// of it. Never a default: it shows what the second level is for. Of 16-bit elements there is one level anyway.
+    pub one_level: bool,
 }
 
 /// The warp-scheduler barrier: the phase that consumer warpgroups go through one at a time.
@@ -90,6 +93,7 @@ impl HopperConfig {
         dynamic: false,
         chunk_keys: 0,
         pack_gqa: false,
+        one_level: false,
     };
 
     /// Query rows of a CTA.
@@ -137,34 +141,59 @@ impl HopperConfig {
     }
 
     /// Registers of each producer thread, and of each consumer thread (`setmaxnreg`).
-    pub(crate) const fn registers_by_role(self) -> (u32, u32) {
-        match self.warpgroups {
-            0 | 1 => (240, 240),
-            2 => (40, 232),
-            3 => (32, 160),
-            _ => (32, 112),
+    pub(crate) const fn registers_by_role(self, specialization: Specialization) -> (u32, u32) {
+        // Warps that transpose values need more than one that starts TMA loads, and 40 are enough.
+        match (self.warpgroups, specialization.has_fp8_query()) {
+            (0 | 1, _) => (240, 240),
+            (2, _) => (40, 232),
+            (3, false) => (32, 160),
+            (3, true) => (56, 152),
+            (_, false) => (32, 112),
+            (_, true) => (56, 104),
         }
     }
 
     /// The tiles of query, keys and values in shared memory.
     pub(crate) const fn tiles(self, specialization: Specialization) -> [SwizzledTile; 3] {
         let Specialization { dtype, head_dim, value_dim, .. } = specialization;
-        let element = ElementLayout::of(dtype);
+        let [element, kv_element] = [ElementLayout::of(dtype), ElementLayout::of(specialization.key_value_dtype())];
         [
             SwizzledTile { rows: self.tile_m(), columns: head_dim, element },
-            SwizzledTile { rows: self.tile_n, columns: head_dim, element },
-            SwizzledTile { rows: self.tile_n, columns: value_dim, element },
+            SwizzledTile { rows: self.tile_n, columns: head_dim, element: kv_element },
+            SwizzledTile { rows: self.tile_n, columns: value_dim, element: kv_element },
         ]
     }
 
-    /// Registers per thread that hold scores, weights (16-bit pairs) and output, and what is done with scores beyond scaling them. Of a
+    /// The tile of output in shared memory, where TMA stores it.
+    pub(crate) const fn output_tile(self, specialization: Specialization) -> SwizzledTile {
+        let element = ElementLayout::of(specialization.output_dtype());
+        SwizzledTile { rows: self.tile_m(), columns: specialization.value_dim, element }
+    }
+
+    /// The tile of values transposed, where they are of 8 bits: `wgmma` has no transposed form of those.
+    pub(crate) const fn transposed_values(self, specialization: Specialization) -> Option<SwizzledTile> {
+        if !specialization.has_fp8_query() {
+            return None;
+        }
+        let element = ElementLayout::of(specialization.key_value_dtype());
+        Some(SwizzledTile { rows: specialization.value_dim, columns: self.tile_n, element })
+    }
+
+    /// True if P · V of each block of keys has an accumulator of its own, which is added to the output in `f32`.
+    pub(crate) const fn has_two_levels(self, specialization: Specialization) -> bool {
+        specialization.has_fp8_query() && !self.one_level
+    }
+
+    /// Registers per thread that hold scores, weights (16-bit pairs, or four 8-bit floats) and output, and what is done with scores beyond scaling them. Of a
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
-        let (scores, weights) = (self.tile_n / 2, self.tile_n / 4);
-        let output = specialization.value_dim.next_multiple_of(MMA_N) / 2;
+        let (scores, weights) = (self.tile_n / 2, self.tile_n / if specialization.has_fp8_query() { 8 } else { 4 });
+        let levels = if self.has_two_levels(specialization) { 2 } else { 1 };
+        let output = specialization.value_dim.next_multiple_of(MMA_N) / 2 * levels;
         let terms = match (specialization.has(Operand::Bias), specialization.has_terms()) {
             (true, _) => self.tile_n / 4 * 3 + 4,
-            (false, true) if self.tile_n > 128 => 24,
+            // Scales of 8-bit floats too.
+            (false, true) if self.tile_n > 128 || specialization.has_fp8_query() => 24,
             (false, true) => 4,
             (false, false) => 0,
         };
@@ -194,7 +223,8 @@ impl HopperConfig {
     /// Bytes of shared memory that the tiles take with `q_stages` stages for Q.
     fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
-        let stages = key.bytes().saturating_add(value.bytes()).saturating_mul(self.stages);
+        let transposed = self.transposed_values(specialization).map_or(0, SwizzledTile::bytes);
+        let stages = key.bytes().saturating_add(value.bytes()).saturating_add(transposed).saturating_mul(self.stages);
         let others = self.exchange_bytes(specialization).saturating_add(self.sort_bytes(specialization));
         stages.saturating_add(query.bytes().saturating_mul(q_stages)).saturating_add(others)
     }
@@ -231,8 +261,9 @@ impl HopperConfig {
 
     /// True if TMA stores the output: from the stage of its Q, if the next tile has another stage.
     pub(crate) fn tma_store(self, specialization: Specialization) -> bool {
-        let [query, _, value] = self.tiles(specialization);
-        self.kv_splits() == 1 && self.q_stages(specialization) > 1 && value.panels() <= query.panels()
+        let [query, _, _] = self.tiles(specialization);
+        let output = self.output_tile(specialization);
+        self.kv_splits() == 1 && self.q_stages(specialization) > 1 && output.panels() <= query.panels()
     }
 
     /// The choices that no kernel can be generated with.

@@ -18,6 +18,9 @@ pub use search::{search_space, starting_points};
 /// The config for a problem on a GPU unless another is asked for.
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
+    if problem.dtype.is_float8() {
+        return sm90::select_fp8(problem, target).map_or_else(Config::scalar, Config::Hopper);
+    }
     // 3xTF32 (`sm80::select_f32`) is where a search starts; it becomes the default once it has run on a GPU.
     if problem.dtype == DType::F32 || !Config::ampere().dtypes().contains(&problem.dtype) {
         return Config::scalar();

@@ -52,6 +52,18 @@ const CHUNKED: HopperConfig = HopperConfig { chunk_keys: SHORT_WIDE.tile_n, ..SH
 /// The same where query heads share tiles.
 const CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED };
 
+/// Query, key and value of 8 bits. Not measured: output and P · V of a block take as many registers each.
+const FP8: HopperConfig = HopperConfig { tile_n: 96, warp_scheduler: WarpScheduler::PingPong, ..BASE };
+/// The same for heads of up to 64 columns.
+const FP8_NARROW: HopperConfig = HopperConfig { tile_n: 192, ..FP8 };
+/// The same where a bias or an expression takes registers.
+const FP8_TERMS: HopperConfig = HopperConfig { tile_n: 64, warp_scheduler: WarpScheduler::Free, ..FP8 };
+/// The same for fewer tiles of 64 rows than SMs.
+const FP8_SHORT: HopperConfig = HopperConfig { warpgroups: 1, pdl: true, persistent: false, ..FP8_TERMS };
+
+/// Every config that some problem of 8 bits gets.
+pub(crate) const ALL_FP8: [HopperConfig; 4] = [FP8, FP8_NARROW, FP8_TERMS, FP8_SHORT];
+
 /// Every config that some problem gets; with chunks of any length.
 pub(crate) const ALL: [HopperConfig; 15] = [
     CHUNKED,
@@ -132,6 +144,18 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
     let alone = HopperConfig { cluster: 1, ..choice };
     let base = if problem.mask_mod.is_some() { MASKED } else { BASE };
     [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+}
+
+/// The config for query, key and value of 8 bits, if the kernel takes them.
+pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
+    let heads = problem.query_heads.saturating_mul(problem.batch);
+    let is_short = problem.query_length.div_ceil(64).saturating_mul(heads) <= num_sms as usize;
+    let choice = match problem.head_dim.max(problem.value_dim) {
+        _ if is_short => FP8_SHORT,
+        ..=64 => FP8_NARROW,
+        _ => FP8,
+    };
+    [choice, FP8, FP8_TERMS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
 }
 
 /// The config for few rows over many keys: as many chunks of keys as give every SM one, if that is more than one chunk.

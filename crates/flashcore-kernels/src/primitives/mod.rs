@@ -20,9 +20,9 @@ mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{
-    Accumulation, Accumulator, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns, LeftFragments,
-    LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaOperand, adjacent_columns,
-    multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
+    Accumulation, Accumulator, Fp8PFragment, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns,
+    LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaOperand,
+    adjacent_columns, multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
 };
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};
@@ -33,7 +33,7 @@ pub use score_mod::{
 pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
 pub use smem::{
     GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedTile, SwizzledTile, TensorRows,
-    TileAddresses, TileCopy,
+    TileAddresses, TileCopy, TileTranspose, TransposedRows,
 };
 pub use softmax::{Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};

@@ -359,10 +359,38 @@ fn warpgroups(list: &mut List) {
             }
         }
     }
+    warpgroups_fp8(list);
     list.push(|_| Op::WgmmaFence {});
     list.push(|_| Op::WgmmaCommit {});
     list.push(|_| Op::WgmmaWait { pending: 0 });
     list.push(|_| Op::WgmmaWait { pending: 3 });
+}
+
+fn warpgroups_fp8(list: &mut List) {
+    for columns in [0, 8, 12, 96, 264] {
+        for (left, right) in Fp8::ALL.iter().flat_map(|left| Fp8::ALL.iter().map(move |right| (*left, *right))) {
+            for (accumulation, source) in
+                Accumulation::ALL.iter().flat_map(|how| MatrixSource::ALL.iter().map(move |source| (*how, *source)))
+            {
+                for (a_major, b_major) in Major::ALL.iter().flat_map(|a| Major::ALL.iter().map(move |b| (*a, *b))) {
+                    list.push(|_| Op::WgmmaFp8 {
+                        columns,
+                        left,
+                        right,
+                        accumulation,
+                        source,
+                        a_major,
+                        b_major,
+                        d: registers(columns / 2),
+                        c: registers(if accumulation == Accumulation::Replace { 0 } else { columns / 2 }),
+                        scale: registers((accumulation == Accumulation::AddWhere).into()),
+                        a: registers(if source == MatrixSource::Shared { 1 } else { 4 }),
+                        b: registers(1),
+                    });
+                }
+            }
+        }
+    }
 }
 
 fn barriers(list: &mut List) {

@@ -155,12 +155,17 @@ fn unverified(ops: &[Op]) -> Kernel {
             *register = if role == Role::Write { kernel.add_register(ty, SectionId(0)) } else { source(ty) };
         });
         // An operation that accumulates in place reads its result register, which must have a value.
-        if let Op::Wgmma { accumulate, d, c, .. } = &mut op
+        let in_place = match &mut op {
+            Op::Wgmma { accumulate, d, c, .. } => Some((*accumulate, d, c)),
+            Op::WgmmaFp8 { d, c, .. } => Some((Type::F32, d, c)),
+            _ => None,
+        };
+        if let Some((accumulate, d, c)) = in_place
             && !c.is_empty()
         {
             c.clone_from(d);
             if matches!(accumulate, Type::F32 | Type::F16x2) {
-                accumulators.extend(d.iter().map(|register| (*register, *accumulate)));
+                accumulators.extend(d.iter().map(|register| (*register, accumulate)));
             }
         }
         // Code after an unconditional exit would not be compiled.

@@ -1,21 +1,23 @@
 //! Matrix descriptors: matrices in shared memory as `wgmma` reads them.
 //!
 //! A descriptor gives the address of the first element, two strides and the swizzle. Memory is read in *chunks* of 16
-//! bytes, 8 elements along the adjacent dimension. The address of a chunk follows the canonical layouts of the PTX
+//! bytes, 8 elements of 16 bits along the adjacent dimension or 16 of 8 bits. The address of a chunk follows the canonical layouts of the PTX
 //! manual (see [`flashcore_ir::builder::MatrixLayout`]); the swizzle then permutes chunks by the bits of their
 //! addresses, which is why a matrix must begin where the permutation does, except for the offset within a row of the
 //! swizzle's width.
 
 use flashcore_ir::{Major, Swizzle};
 
-/// Elements along the depth of one product.
-pub(crate) const DEPTH: usize = 16;
+/// Bytes along the depth of one product.
+pub(crate) const DEPTH_BYTES: usize = 32;
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: u32 = 16;
-/// Elements of a chunk.
+/// Elements along the depth of one product, and of a chunk, if they have 16 bits: only these can be adjacent along the outer
+/// dimension.
+const DEPTH: usize = 16;
 const CHUNK: usize = 8;
 
-/// A matrix of `outer` × 16 elements.
+/// A matrix of `outer` × 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SharedMatrix {
     pub(crate) start: u32,
@@ -24,11 +26,13 @@ pub(crate) struct SharedMatrix {
     swizzle: Swizzle,
     major: Major,
     outer: usize,
+    /// Bytes of an element.
+    element: usize,
 }
 
 impl SharedMatrix {
     /// Reads a descriptor; `None` if it has a base offset, which the language does not support.
-    pub(crate) fn new(descriptor: u64, major: Major, outer: usize) -> Option<Self> {
+    pub(crate) fn new(descriptor: u64, major: Major, outer: usize, element: usize) -> Option<Self> {
         let field = |shift: u32| ((descriptor >> shift & 0x3fff) as u32) << 4;
         let swizzle = match descriptor >> 62 {
             0 => Swizzle::None,
@@ -37,7 +41,7 @@ impl SharedMatrix {
             _ => Swizzle::Bytes32,
         };
         let base_offset = descriptor >> 49 & 7;
-        let matrix = Self { start: field(0), leading: field(16), stride: field(32), swizzle, major, outer };
+        let matrix = Self { start: field(0), leading: field(16), stride: field(32), swizzle, major, outer, element };
         (base_offset == 0).then_some(matrix)
     }
 
@@ -53,7 +57,7 @@ impl SharedMatrix {
 
     /// The number of chunks.
     pub(crate) fn chunk_count(&self) -> usize {
-        self.outer * DEPTH / CHUNK
+        self.outer * DEPTH_BYTES / CHUNK_BYTES as usize
     }
 
     /// The address of a chunk by its number: along the depth first, then along the outer dimension.
@@ -84,7 +88,7 @@ impl SharedMatrix {
     /// The outer index and the depth of element `index` of a chunk.
     pub(crate) fn position(&self, number: usize, index: usize) -> (usize, usize) {
         match self.major {
-            Major::Depth => (number / 2, number % 2 * CHUNK + index),
+            Major::Depth => (number / 2, number % 2 * (CHUNK_BYTES as usize / self.element) + index),
             Major::Outer => (number / DEPTH * CHUNK + index, number % DEPTH),
         }
     }

@@ -137,7 +137,7 @@ impl Scene<'_, '_> {
                 FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
             Reason::Draining(started) => {
-                let product = matches!(self.operation(started), Some(Op::Wgmma { .. }));
+                let product = matches!(self.operation(started), Some(Op::Wgmma { .. } | Op::WgmmaFp8 { .. }));
                 let in_flight = if product { InFlight::WgmmaOperand } else { InFlight::BulkSource };
                 FaultKind::MissingWait { space, touch, in_flight, started: location(started) }
             }
@@ -363,7 +363,7 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
             let sum = context.scene.tensor_sum;
             mma::mma_fp8(&mut context.warp.registers, &MmaFp8 { types: [left, right], d, a, b, c }, sum);
         }
-        Op::Wgmma { .. } => wgmma::start(context, op)?,
+        Op::Wgmma { .. } | Op::WgmmaFp8 { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {
             wgmma::in_lockstep(context, &[])?;
             context.warp.products.fence();

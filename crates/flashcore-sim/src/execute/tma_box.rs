@@ -28,7 +28,10 @@ impl TensorBox {
         match (self.map.fill, self.map.element) {
             (OutOfBounds::Nan, TensorElement::F16 | TensorElement::Bf16) => [0xff, 0x7f].repeat(bytes / 2),
             (OutOfBounds::Nan, TensorElement::F32) => 0x7fff_ffffu32.to_le_bytes().repeat(bytes / 4),
-            (OutOfBounds::Nan, TensorElement::U16 | TensorElement::U32) | (OutOfBounds::Zero, _) => vec![0; bytes],
+            (OutOfBounds::Nan, TensorElement::U8 | TensorElement::U16 | TensorElement::U32)
+            | (OutOfBounds::Zero, _) => {
+                vec![0; bytes]
+            }
         }
     }
 

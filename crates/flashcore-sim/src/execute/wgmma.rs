@@ -4,22 +4,57 @@
 //! Warp `w` of the group has rows 16 `w` to 16 `w` + 15 of A and of the accumulator. Of the accumulator, lane `l` is thread
 //! `t = l % 4` of `g = l / 4`: register `r` of `f32` holds row `g + 8 (r / 2 % 2)`, column `8 (r / 4) + 2t + r % 2`;
 //! register `r` of pairs row `g + 8 (r % 2)`, columns `8 (r / 2) + 2t` and the next. A in registers is the fragment of
-//! `mma`. Products are summed as those of `mma` are.
+//! `mma`, of 16-bit elements or of 8-bit floats. Products are summed as those of `mma` are.
 
 use flashcore_ir::{Accumulation, MatrixSource, Op, RegisterChange, RegisterId, Space, Type};
 
 use crate::error::{InternalError, Stop};
-use crate::execute::matrix_descriptor::{CHUNK_BYTES, DEPTH, SharedMatrix};
+use crate::execute::matrix_descriptor::{CHUNK_BYTES, DEPTH_BYTES, SharedMatrix};
 use crate::execute::{Attempt, Context};
 use crate::fault::{AccessKind, FaultKind, WarpgroupProblem};
+use crate::fp8;
 use crate::numeric::{Bf16, F16, Half, canonical, join, split};
 use crate::state::registers::{ALL, LANES, Registers};
-use crate::state::wgmma::{Disagreement, InUse, Product, membership};
+use crate::state::wgmma::{Disagreement, Elements, Form, InUse, Product, membership};
 use crate::tensor_sum::{Factor, TensorSum};
 
 /// Rows of A, and those of one warp.
 const ROWS: usize = 64;
 const WARP_ROWS: usize = 16;
+/// The most elements along the depth: 8-bit floats.
+const MOST_DEPTH: usize = DEPTH_BYTES;
+
+/// Rows of A of one warp, of which the depth is used.
+type LeftRows = [[f64; MOST_DEPTH]; WARP_ROWS];
+
+impl Elements {
+    const fn bytes(self) -> usize {
+        match self {
+            Self::Pairs(_) => 2,
+            Self::Fp8(_) => 1,
+        }
+    }
+
+    const fn depth(self) -> usize {
+        DEPTH_BYTES / self.bytes()
+    }
+
+    /// The value of an element of operand A (0) or B (1).
+    fn decode(self, side: usize, bytes: &[u8]) -> f64 {
+        match self {
+            Self::Pairs(Type::F16x2) => F16::decode(u16::from_le_bytes([bytes[0], bytes[1]])).into(),
+            Self::Pairs(_) => Bf16::decode(u16::from_le_bytes([bytes[0], bytes[1]])).into(),
+            Self::Fp8(types) => fp8::decode(types[side], bytes[0]).into(),
+        }
+    }
+
+    const fn factors(self) -> [Factor; 2] {
+        match self {
+            Self::Pairs(operand) => [Factor::of(operand); 2],
+            Self::Fp8([left, right]) => [Factor::of_fp8(left), Factor::of_fp8(right)],
+        }
+    }
+}
 
 /// The fault for a register in use by a `wgmma`.
 pub(crate) fn in_use(context: &Context<'_, '_, '_>, used: InUse) -> Stop {
@@ -105,9 +140,8 @@ fn uniform(values: &[u64; LANES]) -> Result<u64, Stop> {
 
 /// Starts a `wgmma`.
 pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result<(), Stop> {
-    let Op::Wgmma { columns, accumulate, accumulation, source, a_major, b_major, d, scale, a, b, .. } = op else {
-        return Err(Stop::no_such_form("Wgmma", op));
-    };
+    let form = Form::of(op).ok_or_else(|| Stop::no_such_form("Wgmma", op))?;
+    let Form { columns, elements, accumulation, source, majors: [a_major, b_major], d, scale, a, b, .. } = form;
     let registers = &context.warp.registers;
     let adds = match accumulation {
         Accumulation::Replace => false,
@@ -120,14 +154,13 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     };
     let mut matrices = Vec::new();
     let mut operands = vec![u64::from(adds)];
-    if *source == MatrixSource::Shared {
-        matrices.push((uniform(registers.wide_of(a[0]))?, *a_major, ROWS));
+    if source == MatrixSource::Shared {
+        matrices.push((uniform(registers.wide_of(a[0]))?, a_major, ROWS));
     }
-    matrices.push((uniform(registers.wide_of(b[0]))?, *b_major, *columns as usize));
+    matrices.push((uniform(registers.wide_of(b[0]))?, b_major, columns as usize));
     operands.extend(matrices.iter().map(|(descriptor, ..)| *descriptor));
     in_lockstep(context, &operands)?;
-    let fragment = if *source == MatrixSource::Registers { &a[..] } else { &[] };
-    let checked = context.warp.products.check(d, fragment, (*columns, *accumulate));
+    let checked = context.warp.products.check(d, form.fragment(), form.shape());
     checked.map_err(|problem| match problem {
         Ok(used) => in_use(context, used),
         Err(register) => Stop::warp(FaultKind::MissingWgmmaFence { register }),
@@ -135,7 +168,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     let matrices: Vec<SharedMatrix> = matrices
         .into_iter()
         .map(|(descriptor, major, outer)| {
-            SharedMatrix::new(descriptor, major, outer).ok_or_else(|| {
+            SharedMatrix::new(descriptor, major, outer, elements.bytes()).ok_or_else(|| {
                 Stop::warp(FaultKind::Warpgroup { problem: WarpgroupProblem::BaseOffset { descriptor } })
             })
         })
@@ -160,7 +193,7 @@ pub(crate) fn start<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Result
     }
     warp.products.start(access.stamp, op, adds, matrices);
     counters.wgmma += 1;
-    counters.tensor_flops += 2 * (WARP_ROWS * DEPTH) as u64 * u64::from(*columns);
+    counters.tensor_flops += 2 * (WARP_ROWS * elements.depth()) as u64 * u64::from(columns);
     Ok(())
 }
 
@@ -174,20 +207,15 @@ pub(crate) fn wait(context: &mut Context<'_, '_, '_>, pending: u32) -> Result<()
 }
 
 fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<(), Stop> {
-    let Op::Wgmma { columns, operand, accumulate, source, d, a, .. } = product.op else {
-        return Err(Stop::no_such_form("Wgmma", product.op));
-    };
-    let decode: fn(u16) -> f32 = match operand {
-        Type::F16x2 => F16::decode,
-        _ => Bf16::decode,
-    };
+    let form = Form::of(product.op).ok_or_else(|| Stop::no_such_form("Wgmma", product.op))?;
+    let Form { columns, elements, accumulate, source, d, a, .. } = form;
     let (_, warp) = context.scene.placement.rank_and_warp(context.warp_index);
     let first_row = warp % crate::state::wgmma::WARPS * WARP_ROWS;
-    let columns = *columns as usize;
+    let columns = columns as usize;
     let context_sum = context.scene.tensor_sum;
     let Context { warp, clocks, cluster, rank, warp_index, .. } = context;
     let shared = &mut cluster[*rank];
-    let mut left = [[0f64; DEPTH]; WARP_ROWS];
+    let mut left = [[0f64; MOST_DEPTH]; WARP_ROWS];
     let Some((b, in_shared)) = product.matrices.split_last() else {
         let message = "a product without a second operand".to_owned();
         return Err(Stop::Internal(InternalError { message }));
@@ -197,27 +225,29 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
             for matrix in in_shared {
                 matrix_elements(
                     matrix,
+                    elements.bytes(),
                     |address| shared.chunk(address),
-                    |row, depth, bits| {
+                    |row, depth, bytes| {
                         if let Some(row) = row.checked_sub(first_row).filter(|row| *row < WARP_ROWS) {
-                            left[row][depth] = decode(bits).into();
+                            left[row][depth] = elements.decode(0, bytes);
                         }
                     },
                 );
             }
         }
-        MatrixSource::Registers => fragment(&warp.registers, a, decode, &mut left),
+        MatrixSource::Registers => fragment(&warp.registers, a, elements, &mut left),
     }
-    let mut right = vec![0f64; DEPTH * columns];
+    let mut right = vec![0f64; elements.depth() * columns];
     matrix_elements(
         b,
+        elements.bytes(),
         |address| shared.chunk(address),
-        |column, depth, bits| {
-            right[depth * columns + column] = decode(bits).into();
+        |column, depth, bytes| {
+            right[depth * columns + column] = elements.decode(1, bytes);
         },
     );
-    let sums = (context_sum, [Factor::of(*operand); 2]);
-    accumulate_product(&mut warp.registers, (d, *accumulate, product.adds), sums, &left, &right);
+    let sums = (context_sum, elements.factors());
+    accumulate_product(&mut warp.registers, (d, accumulate, product.adds), sums, (&left, elements.depth()), &right);
     let accessor = clocks.accessor(*warp_index, product.started.step());
     let access = accessor.all_lanes();
     for matrix in &product.matrices {
@@ -231,25 +261,28 @@ fn finish(context: &mut Context<'_, '_, '_>, product: &Product<'_>) -> Result<()
 /// Visits each element of a matrix with its outer index and depth.
 fn matrix_elements(
     matrix: &SharedMatrix,
+    element_bytes: usize,
     chunk: impl Fn(u32) -> [u8; CHUNK_BYTES as usize],
-    mut visit: impl FnMut(usize, usize, u16),
+    mut visit: impl FnMut(usize, usize, &[u8]),
 ) {
     for number in 0..matrix.chunk_count() {
-        for (index, pair) in chunk(matrix.chunk(number)).chunks_exact(2).enumerate() {
+        for (index, element) in chunk(matrix.chunk(number)).chunks_exact(element_bytes).enumerate() {
             let (outer, depth) = matrix.position(number, index);
-            visit(outer, depth, u16::from_le_bytes([pair[0], pair[1]]));
+            visit(outer, depth, element);
         }
     }
 }
 
 /// The rows of a warp from the fragment in its registers.
-fn fragment(registers: &Registers<'_>, a: &[RegisterId], decode: fn(u16) -> f32, rows: &mut [[f64; DEPTH]; WARP_ROWS]) {
+fn fragment(registers: &Registers<'_>, a: &[RegisterId], elements: Elements, rows: &mut LeftRows) {
+    // A register has 4 bytes of a row, and the four of a group 16.
+    let (of_register, of_group) = (4 / elements.bytes(), 16 / elements.bytes());
     for (register, &a) in a.iter().enumerate() {
         for (lane, &word) in registers.word_of(a).iter().enumerate() {
             let row = lane / 4 + 8 * (register % 2);
-            let column = 2 * (lane % 4) + 8 * (register / 2);
-            for (half, bits) in split(word).into_iter().enumerate() {
-                rows[row][column + half] = decode(bits).into();
+            let column = of_register * (lane % 4) + of_group * (register / 2);
+            for (index, element) in word.to_le_bytes().chunks_exact(elements.bytes()).enumerate() {
+                rows[row][column + index] = elements.decode(0, element);
             }
         }
     }
@@ -259,12 +292,12 @@ fn accumulate_product(
     registers: &mut Registers<'_>,
     (d, accumulate, adds): (&[RegisterId], Type, bool),
     (tensor_sum, factors): (TensorSum, [Factor; 2]),
-    left: &[[f64; DEPTH]; WARP_ROWS],
+    (left, depth): (&LeftRows, usize),
     right: &[f64],
 ) {
-    let columns = right.len() / DEPTH;
+    let columns = right.len() / depth;
     let sum = |start: f64, row: usize, column: usize| {
-        left[row].iter().enumerate().fold(start, |sum, (depth, a)| sum + a * right[depth * columns + column])
+        left[row][..depth].iter().enumerate().fold(start, |sum, (depth, a)| sum + a * right[depth * columns + column])
     };
     for (register, &d) in d.iter().enumerate() {
         let old = *registers.word_of(d);
@@ -273,7 +306,8 @@ fn accumulate_product(
             if accumulate == Type::F32 {
                 let (row, column) = (group + 8 * (register / 2 % 2), 8 * (register / 4) + 2 * thread + register % 2);
                 let start = if adds { f32::from_bits(old[lane]) } else { 0.0 };
-                let products = left[row].iter().enumerate().map(|(depth, a)| (*a, right[depth * columns + column]));
+                let products =
+                    left[row][..depth].iter().enumerate().map(|(depth, a)| (*a, right[depth * columns + column]));
                 canonical(tensor_sum.add(factors, start, products))
             } else {
                 let (row, column) = (group + 8 * (register % 2), 8 * (register / 2) + 2 * thread);

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use flashcore_ir::{MatrixSource, Op, RegisterId, Type};
+use flashcore_ir::{Accumulation, Fp8, Major, MatrixSource, Op, RegisterId, Type};
 
 use crate::error::Stop;
 use crate::execute::matrix_descriptor::SharedMatrix;
@@ -17,6 +17,86 @@ use crate::race::Stamp;
 
 /// Warps of a warpgroup.
 pub(crate) const WARPS: usize = 4;
+
+/// The elements of a `wgmma`'s operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Elements {
+    /// 16-bit elements, by the type of their pairs.
+    Pairs(Type),
+    /// 8-bit floats, the types of A and B.
+    Fp8([Fp8; 2]),
+}
+
+/// The modifiers and registers of a `wgmma`, whatever its elements are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Form<'k> {
+    pub(crate) columns: u32,
+    pub(crate) elements: Elements,
+    pub(crate) accumulate: Type,
+    pub(crate) accumulation: Accumulation,
+    pub(crate) source: MatrixSource,
+    pub(crate) majors: [Major; 2],
+    pub(crate) d: &'k [RegisterId],
+    pub(crate) scale: &'k [RegisterId],
+    pub(crate) a: &'k [RegisterId],
+    pub(crate) b: &'k [RegisterId],
+}
+
+/// Shape of a product: columns, type of the accumulator, and true for the depth of 8-bit floats.
+pub(crate) type Shape = (u32, Type, bool);
+
+impl<'k> Form<'k> {
+    /// The form of an operation; none if it is not a `wgmma`.
+    pub(crate) fn of(op: &'k Op) -> Option<Self> {
+        match *op {
+            Op::Wgmma {
+                columns,
+                operand,
+                accumulate,
+                accumulation,
+                source,
+                a_major,
+                b_major,
+                ref d,
+                c: _,
+                ref scale,
+                ref a,
+                ref b,
+            } => {
+                let (elements, majors) = (Elements::Pairs(operand), [a_major, b_major]);
+                Some(Self { columns, elements, accumulate, accumulation, source, majors, d, scale, a, b })
+            }
+            Op::WgmmaFp8 {
+                columns,
+                left,
+                right,
+                accumulation,
+                source,
+                a_major,
+                b_major,
+                ref d,
+                c: _,
+                ref scale,
+                ref a,
+                ref b,
+            } => {
+                let (elements, majors) = (Elements::Fp8([left, right]), [a_major, b_major]);
+                Some(Self { columns, elements, accumulate: Type::F32, accumulation, source, majors, d, scale, a, b })
+            }
+            _ => None,
+        }
+    }
+
+    /// A, if it is in registers.
+    pub(crate) fn fragment(&self) -> &'k [RegisterId] {
+        if self.source == MatrixSource::Registers { self.a } else { &[] }
+    }
+
+    /// The shape, in which two `wgmma`s on one accumulator agree.
+    pub(crate) fn shape(&self) -> Shape {
+        (self.columns, self.accumulate, matches!(self.elements, Elements::Fp8(_)))
+    }
+}
 
 /// A `wgmma` that a warp has started.
 #[derive(Debug)]
@@ -55,8 +135,8 @@ enum Touched {
 #[derive(Debug, Clone, Copy)]
 struct User {
     started: Stamp,
-    /// The columns and type of the accumulator that the register is part of; none for an operand.
-    accumulator: Option<(u32, Type)>,
+    /// The shape of the product whose accumulator the register is part of; none for an operand.
+    accumulator: Option<Shape>,
 }
 
 /// A register that a `wgmma` in flight uses.
@@ -103,7 +183,7 @@ impl<'k> InFlightProducts<'k> {
         &self,
         d: &[RegisterId],
         a: &[RegisterId],
-        shape: (u32, Type),
+        shape: Shape,
     ) -> Result<(), Result<InUse, RegisterId>> {
         let unfenced =
             |register: RegisterId, least: Touched| !self.is_fenced || self.touched[register.0 as usize] >= least;
@@ -138,13 +218,12 @@ impl<'k> InFlightProducts<'k> {
     fn mark(&mut self) {
         self.users.fill(None);
         for product in &self.pending {
-            let Op::Wgmma { columns, accumulate, d, a, source, .. } = product.op else { continue };
-            let operands = if *source == MatrixSource::Registers { &a[..] } else { &[] };
-            for register in operands {
+            let Some(form) = Form::of(product.op) else { continue };
+            for register in form.fragment() {
                 self.users[register.0 as usize] = Some(User { started: product.started, accumulator: None });
             }
-            for register in d {
-                let accumulator = Some((*columns, *accumulate));
+            for register in form.d {
+                let accumulator = Some(form.shape());
                 self.users[register.0 as usize] = Some(User { started: product.started, accumulator });
             }
         }

@@ -16,3 +16,4 @@ mod tma;
 mod values;
 mod warp_specialized;
 mod warpgroups;
+mod warpgroups_fp8;

@@ -35,7 +35,16 @@ pub(crate) fn run_seeded(
     memory: &GlobalMemory,
     seed: u64,
 ) -> Result<Report, SimError> {
-    let options = Options { seed, ..Options::default() };
+    run_with(kernel, arguments, memory, Options { seed, ..Options::default() })
+}
+
+/// A run of one CTA with options.
+pub(crate) fn run_with(
+    kernel: &VerifiedKernel,
+    arguments: &[Argument],
+    memory: &GlobalMemory,
+    options: Options,
+) -> Result<Report, SimError> {
     launch(kernel, &Launch { grid: [1, 1, 1], arguments: arguments.to_vec() }, memory, &options)
 }
 

@@ -60,6 +60,7 @@ fn configs_are_written_field_by_field() {
         dynamic: false,
         chunk_keys: 0,
         pack_gqa: false,
+        one_level: false,
     };
     check(Config::Hopper(hopper), &Config::Hopper(hopper).to_string());
     let steps = LadderConfig {

@@ -37,7 +37,8 @@ pub fn fit_sums(record: &Record, fractions: RangeInclusive<u32>) -> Result<Vec<S
     let mut fits: Vec<SumFit> = Vec::new();
     for case in cases_of(target) {
         let Some((product, fill)) = case.name.split_once(", ") else { continue };
-        let is_sum = case.operation == "MmaFp8" || case.operation == "Mma" && product.ends_with("in f32");
+        let is_sum =
+            ["MmaFp8", "WgmmaFp8"].contains(&case.operation) || case.operation == "Mma" && product.ends_with("in f32");
         let Some(recorded) = record.cases.iter().find(|recorded| recorded.name == case.name) else { continue };
         if !is_sum || !TELLING.contains(&fill) {
             continue;

@@ -11,6 +11,7 @@ mod chunks;
 mod dynamic;
 mod edit;
 mod fp8;
+mod fp8_query;
 mod fused_append;
 mod hopper;
 mod invariance;
@@ -36,6 +37,7 @@ pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
 pub use dynamic::DYNAMIC;
 pub use fp8::FP8;
+pub use fp8_query::FP8_QUERY;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
@@ -78,6 +80,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         FUSED_APPEND,
         TF32,
         FP8,
+        FP8_QUERY,
     ];
     lists.into_iter().flatten()
 }

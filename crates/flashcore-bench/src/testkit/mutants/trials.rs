@@ -42,6 +42,8 @@ pub enum Group {
     Tf32,
     /// Keys and values of 8 bits.
     Fp8,
+    /// Query, key and value of 8 bits.
+    Fp8Query,
 }
 
 /// A trial before it is prepared.
@@ -114,6 +116,9 @@ pub(super) fn all() -> Vec<Start> {
     let mut singles = Problem::new(1, 2, 33, 32, DType::F32).with_lse(true);
     (singles.key_heads, singles.key_length) = (1, 109);
     all.push(start(Group::Tf32)((singles, named("ampere-64x32-2stage-swizzled-3xtf32"))));
+    for (seed, numbers, problem, config) in fp8_query() {
+        all.push(Start { seed, numbers, ..start(Group::Fp8Query)((problem, config)) });
+    }
     for (seed, numbers, problem, config) in fp8() {
         all.push(Start { seed, numbers, ..start(Group::Fp8)((problem, config)) });
     }
@@ -168,6 +173,20 @@ fn sequences() -> Vec<(Problem, Config)> {
     }
     all.extend([&packed, &paged, &rows].map(|problem| (wide(problem), small_hopper())));
     all
+}
+
+/// Query, key and value of 8 bits with scales, whose form follows from the seed; and keys that nobody attends and that hold
+/// anything.
+fn fp8_query() -> impl Iterator<Item = (u64, Numbers, Problem, Config)> {
+    (0..14u64).map(|seed| {
+        let (batch, dim) = [(2, 64), (3, 32), (1, 48)][seed as usize % 3];
+        let mut problem = Problem::new(batch, 4, 97, dim, DType::E4m3).with_lse(true);
+        (problem.key_heads, problem.key_length, problem.out_dtype) = (2, 203, Some(DType::F16));
+        (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+        problem.seqused_k = batch == 3;
+        let numbers = if batch == 3 { Numbers::Planted(Planted::Unattended) } else { Numbers::Normal };
+        (seed, numbers, problem, named("hopper-128x32-2stage-overlap-persistent"))
+    })
 }
 
 fn named(name: &str) -> Config {

@@ -125,6 +125,7 @@ fn hopper() -> Vec<Config> {
             dynamic: false,
             chunk_keys: if can_chunk && at(Choice::Pdl) == 1 { 2 * tile_n } else { 0 },
             pack_gqa: at(Choice::Persistent) == 0 && at(Choice::OverlapRescale) == 1,
+            one_level: false,
         })
     };
     covering_rows(&sizes, excludes, 0, SEED).into_iter().map(config).collect()

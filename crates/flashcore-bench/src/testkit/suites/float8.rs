@@ -3,9 +3,9 @@
 use flashcore_kernels::{Accuracy, Config};
 use flashcore_problem::{Alignment, DType, Layout, Mask, PagedKv, Problem, SequenceLengths, SplitMix64};
 
-use super::Kernels;
 use super::serving::Sequences;
-use crate::testkit::{BiasForm, Numbers};
+use super::{Kernels, kernel_option, takes};
+use crate::testkit::{Backend, BiasForm, Case, Numbers};
 
 /// Keeps the choice of types apart from all other choices, which stay what they were before there were types of 8 bits.
 const STREAM: u64 = 0xf8;
@@ -27,6 +27,47 @@ pub(super) fn give_float8(problem: &mut Problem, number: u64) {
     }
     problem.q_scale = problem.dtype.is_float8() && random.below(3) > 0;
     (problem.k_scale, problem.v_scale) = (random.below(3) > 0, random.below(3) > 0);
+}
+
+/// One random case in eight with a query of 8 bits too, where a kernel takes that; all, if that is the only kernel.
+const QUERY_CASES: usize = 8;
+/// Keeps that choice apart from the one of a cache of 8 bits.
+const QUERY_STREAM: u64 = 0xf88;
+
+/// The case with query, key and value of 8 bits and some of their scales, in some cases; types follow from the number of the
+/// kernel, as everything that is compiled in.
+pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64) -> Case {
+    const WIDEST: usize = 128;
+    let mut random = SplitMix64::stream(kernel, QUERY_STREAM);
+    let configs = match kernels {
+        Kernels::Only(config) if Config::fp8().contains(&config) => vec![config],
+        Kernels::Only(_) => return case,
+        Kernels::All if random.below(QUERY_CASES) > 0 => return case,
+        Kernels::All => Config::fp8(),
+    };
+    let mut problem = case.problem.clone();
+    if matches!(problem.layout, Layout::Strided(_)) || problem.output_shape().is_empty() {
+        return case;
+    }
+    let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
+    (problem.head_dim, problem.value_dim) = (dim(problem.head_dim), dim(problem.value_dim));
+    let key_value = if problem.layout == Layout::PackedQkv { DType::E4m3 } else { DType::FLOAT8[random.below(2)] };
+    let output = [DType::F16, DType::Bf16][random.below(2)];
+    (problem.dtype, problem.kv_dtype, problem.out_dtype) = (DType::E4m3, Some(key_value), Some(output));
+    [problem.q_scale, problem.k_scale, problem.v_scale] = [(); 3].map(|()| random.below(3) > 0);
+    let taking = configs.iter().cycle().skip(kernel as usize % configs.len()).take(configs.len());
+    let Some(config) = taking.copied().find(|config| takes(Backend::Sim(*config), &problem)) else { return case };
+    let backend = match case.backend {
+        Backend::Cuda(_) => Backend::Cuda(config),
+        _ => Backend::Sim(config),
+    };
+    let name = match backend {
+        Backend::Cuda(_) => "cuda",
+        _ => "sim",
+    };
+    let option = kernel_option(kernels);
+    let command = format!("flashcore verify --backend {name}{option} --fuzz 1 --seed {number}");
+    Case { problem, backend, command: Some(command), ..case }
 }
 
 /// A cache of 8 bits under a query of 16, as GPU kernels have it.
@@ -64,7 +105,8 @@ impl Float8Cache {
     }
 }
 
-/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have no query of 8 bits.
+/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have
+/// no pages with a query of 8 bits.
 pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
     let types = [
         (DType::F16, DType::E4m3, None),

@@ -7,7 +7,7 @@ use flashcore_problem::{DType, Problem, SplitMix64, Stress};
 use super::cpu_features::{random_features, shrink};
 use super::design::{Design, Feature, Row};
 use super::features::{Features, LayoutForm};
-use super::float8::Float8Cache;
+use super::float8::{self, Float8Cache};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
@@ -160,7 +160,8 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
     let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let turn = kernel as usize % order.len();
     order.rotate_left(turn);
-    case((features, float8), runner, number, &order, command)
+    let case = case((features, float8), runner, number, &order, command);
+    float8::with_query(case, kernels, kernel, number)
 }
 
 /// The cache of 8 bits that the kernel of a number has, if it has one; features are then such that kernels take it.

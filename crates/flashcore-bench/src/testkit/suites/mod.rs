@@ -218,6 +218,10 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
         let mut problem = Problem::new(1, 4, 97, dim, dtype);
         (problem.key_heads, problem.key_length, problem.lse) = (2, 203, true);
         problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
+        if backend.config().is_some_and(|config| Config::fp8().contains(&config)) {
+            (problem.dtype, problem.out_dtype) = (DType::E4m3, Some(dtype));
+            (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+        }
         problem
     };
     let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {

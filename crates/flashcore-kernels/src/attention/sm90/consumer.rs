@@ -3,6 +3,7 @@
 use flashcore_ir::types::{Pred, U32, U64};
 use flashcore_ir::{Builder, Reg};
 
+use super::fp8::Fp8Weights;
 use super::kv_split::KvSplit;
 use super::mainloop::Mainloop;
 use super::warp_scheduler::WarpSchedulerBarrier;
@@ -49,8 +50,33 @@ pub(crate) struct Consumer<T: Element> {
     pub(super) epilogue: Epilogue,
     pub(super) warp_scheduler: WarpSchedulerBarrier,
     pub(super) scores: Accumulator,
-    pub(super) p: PFragment<T>,
+    pub(super) p: Weights<T>,
     pub(super) output: Accumulator,
+}
+
+/// P, and what multiplies with it.
+pub(super) enum Weights<T: Element> {
+    /// 16-bit pairs.
+    Pairs(PFragment<T>),
+    /// 8-bit floats.
+    Fp8(Fp8Weights),
+}
+
+impl<T: Element> Weights<T> {
+    fn new(k: &mut Builder, cta: &Cta) -> Self {
+        if cta.specialization.has_fp8_query() {
+            return Self::Fp8(Fp8Weights::new(k, cta.config, cta.specialization));
+        }
+        Self::Pairs(k.section("p", |k| PFragment::unset(k, cta.config.tile_n)))
+    }
+
+    /// Those of 8-bit floats, if they add up in two levels.
+    pub(super) fn two_levels(&self) -> Option<&Fp8Weights> {
+        match self {
+            Self::Fp8(weights) if weights.has_two_levels() => Some(weights),
+            Self::Pairs(_) | Self::Fp8(_) => None,
+        }
+    }
 }
 
 /// Epilogue of a warpgroup. Named barriers of the first two share ids, so a warpgroup has only one of them.
@@ -106,7 +132,7 @@ impl<T: Element> Consumer<T> {
             row_group,
             warp_scheduler: WarpSchedulerBarrier::new(k, config.warp_scheduler, warpgroup, config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.tile_n)),
-            p: k.section("p", |k| PFragment::unset(k, config.tile_n)),
+            p: Weights::new(k, cta),
             output: k.section("output", |k| Accumulator::unset(k, value_columns)),
         }
     }
@@ -118,9 +144,10 @@ impl<T: Element> Consumer<T> {
         cta.grid_dependency_wait(k);
         let mainloop = Mainloop::new(k, self, cta, &tile.context, own_range);
         let softmax = &mainloop.softmax;
+        let scales = mainloop.fp8_scales.as_ref();
         let attend = |k: &mut Builder| block_mask::consumer::attend(k, self, &mainloop, &range);
         let skip = |k: &mut Builder| block_mask::consumer::skip_tile(k, self, cta);
-        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, tile, softmax));
+        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, tile, softmax, scales));
         match &self.epilogue {
             Epilogue::ReduceSplits(split) => {
                 let is_nonempty = split.is_nonempty(k, &range);
@@ -133,7 +160,9 @@ impl<T: Element> Consumer<T> {
                 range.nonempty,
                 |k| {
                     attend(k);
-                    k.section("epilogue", |k| epilogue::tma_store(k, self, cta, tile, (*map, *guard), softmax));
+                    k.section("epilogue", |k| {
+                        epilogue::tma_store(k, self, cta, tile, (*map, *guard), (softmax, scales));
+                    });
                 },
                 // Without keys there is no Q either, whose stage the output could go through.
                 |k| {

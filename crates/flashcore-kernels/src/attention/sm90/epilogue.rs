@@ -10,6 +10,7 @@ use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialRegister};
 
 use super::consumer::Consumer;
+use super::fp8::Fp8Scales;
 use super::{Cta, WARPGROUP};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
@@ -17,8 +18,8 @@ use crate::attention::scheduler::WorkTile;
 use crate::attention::split_kv::partial::store_partials;
 use crate::element::Element;
 use crate::primitives::{
-    CHUNK_BYTES, LANES, LaneColumns, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile,
-    TensorRows, TmaStoreGuard,
+    CHUNK_BYTES, LANES, LaneColumns, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, TensorRows,
+    TmaStoreGuard,
 };
 use flashcore_problem::Operand;
 
@@ -31,7 +32,11 @@ fn finish<T: Element>(
     consumer: &Consumer<T>,
     context: &TileContext,
     softmax: &OnlineSoftmax,
+    scales: Option<&Fp8Scales>,
 ) -> [Reg<Pred>; 2] {
+    if let Some(scales) = scales {
+        scales.finish(k, softmax, &consumer.output);
+    }
     let sink = context.sink(k);
     let stats = softmax.finish(k, &consumer.output, sink, context.specialization.lse_form);
     let first_row = k.add(context.first_row, consumer.row);
@@ -52,10 +57,10 @@ pub(super) fn tma_store<T: Element>(
     cta: &Cta,
     tile: &WorkTile,
     (map, guard): (Reg<U64>, TmaStoreGuard),
-    softmax: &OnlineSoftmax,
+    (softmax, scales): (&OnlineSoftmax, Option<&Fp8Scales>),
 ) {
-    let exists = finish(k, consumer, &tile.context, softmax);
-    let output = SwizzledTile { rows: cta.shared.query.rows, ..cta.shared.value };
+    let exists = finish(k, consumer, &tile.context, softmax, scales);
+    let output = cta.config.output_tile(cta.specialization);
     k.section("write output", |k| {
         let thread = k.special(SpecialRegister::ThreadX);
         let (lane, warp) = (k.and(thread, LANES - 1), k.shr(thread, LANES.ilog2()));
@@ -99,10 +104,16 @@ fn is_short(k: &mut Builder, context: &TileContext, first_row: Reg<U32>) -> Reg<
 }
 
 /// Ends the softmax of a warpgroup's rows and stores them; of a chunk that is not all keys, stores a partial result.
-pub(super) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, tile: &WorkTile, softmax: &OnlineSoftmax) {
+pub(super) fn store<T: Element>(
+    k: &mut Builder,
+    consumer: &Consumer<T>,
+    tile: &WorkTile,
+    softmax: &OnlineSoftmax,
+    scales: Option<&Fp8Scales>,
+) {
     let context = &tile.context;
     let store_all = |k: &mut Builder| {
-        let exists = finish(k, consumer, context, softmax);
+        let exists = finish(k, consumer, context, softmax, scales);
         store_rows(k, consumer, context, exists);
     };
     let Some(chunk) = tile.chunk else { return store_all(k) };

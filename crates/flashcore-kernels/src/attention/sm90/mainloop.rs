@@ -3,18 +3,20 @@
 use flashcore_ir::types::S32;
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::consumer::Weights;
+use super::fp8::{BlockKeys, Fp8Scales, WEIGHT_EXPONENT};
 use super::{Consumer, Cta};
 use crate::attention::TileContext;
 use crate::attention::block_mask;
 use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scoring::Scoring;
 use crate::config::WarpScheduler;
-use crate::element::Element;
+use crate::element::{Element, ElementLayout};
 use crate::primitives::{Accumulator, KeyMask, OnlineSoftmax, ROW_STEP, RowScale, ScorePositions, WgmmaOperand};
 use flashcore_problem::Operand;
 
 /// Rows of a lane.
-const LANE_ROWS: u32 = 2;
+pub(super) const LANE_ROWS: u32 = 2;
 
 /// State of the loop over the KV blocks of a tile.
 pub(crate) struct Mainloop<'a> {
@@ -25,6 +27,8 @@ pub(crate) struct Mainloop<'a> {
     pub(super) softmax: OnlineSoftmax,
     /// The row scale of the last block.
     row_scale: RowScale,
+    /// Scales of 8-bit floats.
+    pub(super) fp8_scales: Option<Fp8Scales>,
     pub(crate) range: KvBlockRange,
 }
 
@@ -56,12 +60,27 @@ impl<'a> Mainloop<'a> {
         let softmax = k.section("softmax", |k| {
             OnlineSoftmax::new(k, LANE_ROWS, scale, cta.config.rescale, cta.config.exponential)
         });
+        let (softmax, fp8_scales) = if cta.specialization.has_fp8_query() {
+            let (scales, row_scales) =
+                k.section("scales", |k| Fp8Scales::new(k, context, &scoring.positions, scale, range.nonempty));
+            (softmax.with_weight_exponent(WEIGHT_EXPONENT, row_scales), Some(scales))
+        } else {
+            (softmax, None)
+        };
         consumer.output.clear(k);
         let row_scale = RowScale::none(k, LANE_ROWS);
-        Self { cta, context, scoring, mask, softmax, row_scale, range }
+        Self { cta, context, scoring, mask, softmax, row_scale, fp8_scales, range }
+    }
+
+    /// The keys of a block, as scales of tokens are found.
+    fn block_keys(&self, first_key: Reg<S32>) -> BlockKeys<'_> {
+        BlockKeys { positions: &self.scoring.positions, first_key }
     }
 
     fn apply_terms(&self, k: &mut Builder, scores: &Accumulator, first_key: Reg<S32>) {
+        if let Some(scales) = &self.fp8_scales {
+            scales.apply(k, scores, &self.block_keys(first_key));
+        }
         let config = self.cta.config;
         self.scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), config.tile_n));
     }
@@ -139,12 +158,13 @@ impl<T: Element> Consumer<T> {
                 mainloop.mask_if_partial(k, scores, block, first_key);
                 mainloop.softmax.update_row_max(k, scores, &mainloop.row_scale);
                 mainloop.softmax.exp_and_sum(k, scores, &mainloop.row_scale);
-                self.p.round(k, scores);
+                self.round(k, mainloop, scores, first_key);
             });
         });
         k.section("first values", |k| {
             self.values.consumer_wait(k);
-            if cta.specialization.has(Operand::SequsedK) || cta.specialization.is_ragged() {
+            let has_lengths = cta.specialization.has(Operand::SequsedK) || cta.specialization.is_ragged();
+            if has_lengths && cta.shared.raw_values.is_none() {
                 self.zero_values_past_end(k, mainloop, first_key);
             }
         });
@@ -187,7 +207,7 @@ impl<T: Element> Consumer<T> {
             self.start_qk(k, cta, query);
         });
         k.section("output", |k| {
-            if cta.config.overlap_rescale {
+            if cta.config.overlap_rescale && self.p.two_levels().is_none() {
                 softmax.rescale_output(k, &self.output, row_scale);
             }
             k.wgmma_fence();
@@ -201,6 +221,9 @@ impl<T: Element> Consumer<T> {
         if kind == Block::Partial {
             mainloop.mask_partial(k, &self.scores, first_key);
         }
+        if let Some(weights) = self.p.two_levels() {
+            weights.hold_factors(k, row_scale);
+        }
         softmax.update_row_max(k, &self.scores, row_scale);
         self.warp_scheduler.sync(k, WarpScheduler::ExclusiveExp);
         softmax.exp_and_sum(k, &self.scores, row_scale);
@@ -211,8 +234,9 @@ impl<T: Element> Consumer<T> {
         self.warp_scheduler.arrive(k, WarpScheduler::ExclusiveExp);
         k.wgmma_wait(0);
         held.consumer_release(k, self.leader);
-        self.p.round(k, &self.scores);
-        if !cta.config.overlap_rescale {
+        self.promote(k, mainloop);
+        self.round(k, mainloop, &self.scores, first_key);
+        if !cta.config.overlap_rescale && self.p.two_levels().is_none() {
             softmax.rescale_output(k, &self.output, row_scale);
         }
     }
@@ -220,31 +244,58 @@ impl<T: Element> Consumer<T> {
     /// PV of the last block.
     fn last_pv(&self, k: &mut Builder, mainloop: &Mainloop<'_>, block: Reg<S32>) {
         k.section("last output", |k| {
-            if mainloop.cta.specialization.left {
+            if mainloop.cta.specialization.left && mainloop.cta.shared.raw_values.is_none() {
                 let first_key = mainloop.range.first_key(k, block);
                 self.zero_values_before_window(k, mainloop, first_key);
             }
-            if mainloop.cta.config.overlap_rescale {
+            if let Some(weights) = self.p.two_levels() {
+                weights.hold_factors(k, &mainloop.row_scale);
+            } else if mainloop.cta.config.overlap_rescale {
                 mainloop.softmax.rescale_output(k, &self.output, &mainloop.row_scale);
             }
             k.wgmma_fence();
             self.start_pv(k, mainloop.cta);
             k.wgmma_wait(0);
             self.values.consumer_release(k, self.leader);
+            self.promote(k, mainloop);
         });
+    }
+
+    /// Rounds the weights of a block to P.
+    fn round(&self, k: &mut Builder, mainloop: &Mainloop<'_>, weights: &Accumulator, first_key: Reg<S32>) {
+        match (&self.p, &mainloop.fp8_scales) {
+            (Weights::Fp8(p), Some(scales)) => p.round(k, scales, weights, &mainloop.block_keys(first_key)),
+            (Weights::Pairs(p), _) => p.round(k, weights),
+            (Weights::Fp8(_), None) => {}
+        }
+    }
+
+    /// Adds P · V of a block that has ended to the output, where it has an accumulator of its own.
+    fn promote(&self, k: &mut Builder, mainloop: &Mainloop<'_>) {
+        if let (Some(weights), Some(scales)) = (self.p.two_levels(), &mainloop.fp8_scales) {
+            weights.promote(k, scales, &self.output);
+        }
     }
 
     fn start_qk(&self, k: &mut Builder, cta: &Cta, query: &WgmmaOperand) {
         let stage = self.keys.stage_address(k);
         let keys = cta.shared.key.k_major(k, stage);
-        let depth = T::LAYOUT.padded_columns(cta.specialization.head_dim);
-        self.scores.start_qk::<T>(k, query, &keys, depth);
+        let depth = ElementLayout::of(cta.specialization.dtype).padded_columns(cta.specialization.head_dim);
+        match &self.p {
+            Weights::Pairs(_) => self.scores.start_qk::<T>(k, query, &keys, depth),
+            Weights::Fp8(weights) => weights.start_qk(k, &self.scores, (query, &keys), depth),
+        }
     }
 
     fn start_pv(&self, k: &mut Builder, cta: &Cta) {
         let stage = self.values.stage_address(k);
-        let values = cta.shared.value.mn_major(k, stage);
-        self.output.start_pv(k, &self.p, &values);
+        match &self.p {
+            Weights::Pairs(p) => {
+                let values = cta.shared.value.mn_major(k, stage);
+                self.output.start_pv(k, p, &values);
+            }
+            Weights::Fp8(weights) => weights.start_pv(k, &cta.shared, stage, &self.output),
+        }
     }
 }
 

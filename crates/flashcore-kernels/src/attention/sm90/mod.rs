@@ -21,14 +21,19 @@
 //! The output goes back to the stage of its Q, from which TMA stores it while the next tile is worked on.
 //!
 //! The `TileScheduler` says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
+//! V of 8-bit floats is transposed on the way (`transposer`), since `wgmma` has no transposed form of those; `fp8` has
+//! what else is different.
+//!
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, and waits for it
 //! as late as possible.
 
 mod consumer;
 mod epilogue;
+mod fp8;
 mod kv_split;
 mod mainloop;
 mod producer;
+mod transposer;
 mod value_padding;
 mod warp_scheduler;
 
@@ -46,7 +51,7 @@ use crate::attention::scheduler::dynamic::TileSlots;
 use crate::config::HopperConfig;
 use crate::element::Element;
 use crate::parameters::Parameters;
-use crate::primitives::{LANES, SwizzledTile, TmaPipeline};
+use crate::primitives::{CHUNK_BYTES, LANES, SwizzledTile, TmaPipeline};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
@@ -68,7 +73,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specializat
     // All lanes of a warp agree, which compilers cannot see.
     let group = k.shuffle(ShuffleMode::Index, group, 0u32);
     let is_producer = k.compare(Compare::Eq, group, 0u32);
-    let (producer_registers, consumer_registers) = config.registers_by_role();
+    let (producer_registers, consumer_registers) = config.registers_by_role(specialization);
     k.if_else_uniform(
         is_producer,
         |k| {
@@ -105,6 +110,9 @@ fn prologue(k: &mut Builder, config: HopperConfig, specialization: Specializatio
                 k.prefetch_tensor_map(map);
             }
             shared.init_barriers(k, base, config);
+            if let Some(raw) = shared.raw_values {
+                raw.init(k, base);
+            }
             k.fence_mbarrier_init();
         });
         k.cta_sync();
@@ -189,6 +197,8 @@ pub(crate) struct Shared {
     query_pipeline: TmaPipeline,
     key_pipeline: TmaPipeline,
     value_pipeline: TmaPipeline,
+    /// V of 8-bit floats before it is transposed into [`value_pipeline`](Self::value_pipeline).
+    raw_values: Option<transposer::RawValues>,
     /// Partial results that KV splits exchange.
     exchange: u32,
     /// Memory of the sorted scheduler.
@@ -210,16 +220,40 @@ impl Shared {
         let q_stages = config.q_stages(specialization);
         let mut query_pipeline = TmaPipeline::reserve(k, q_stages, query.bytes());
         let mut key_pipeline = TmaPipeline::reserve(k, config.stages, key.bytes());
-        let mut value_pipeline = TmaPipeline::reserve(k, config.stages, value.bytes());
-        for pipeline in [&mut query_pipeline, &mut key_pipeline, &mut value_pipeline] {
+        let transposed = config.transposed_values(specialization);
+        let mut value_pipeline = TmaPipeline::reserve(k, config.stages, transposed.unwrap_or(value).bytes());
+        let mut raw_pipeline = transposed.map(|_| TmaPipeline::reserve(k, config.stages, value.bytes()));
+        let pipelines = [&mut query_pipeline, &mut key_pipeline, &mut value_pipeline];
+        for pipeline in pipelines.into_iter().chain(&mut raw_pipeline) {
             pipeline.reserve_barriers(k);
         }
+        let raw_values = raw_pipeline.zip(transposed).map(|(pipeline, transposed)| {
+            let zeros = k.reserve_shared(CHUNK_BYTES, CHUNK_BYTES);
+            transposer::RawValues::new(pipeline, value, transposed, zeros)
+        });
         let exchange = k.reserve_shared(config.exchange_bytes(specialization), 128);
         let sort = k.reserve_shared(config.sort_bytes(specialization), 16);
         let work_info = block_mask.filter(|mode| mode.sorted);
         let work_info = work_info.map(|mode| WorkInfoSlots::reserve(k, q_stages, mode.tiles(config)));
         let tile_slots = config.dynamic.then(|| TileSlots::reserve(k, q_stages));
-        Self { query, key, value, query_pipeline, key_pipeline, value_pipeline, exchange, sort, work_info, tile_slots }
+        Self {
+            query,
+            key,
+            value,
+            query_pipeline,
+            key_pipeline,
+            value_pipeline,
+            raw_values,
+            exchange,
+            sort,
+            work_info,
+            tile_slots,
+        }
+    }
+
+    /// The tile of V transposed, where it is of 8-bit floats.
+    fn transposed_values(&self) -> SwizzledTile {
+        self.raw_values.map_or(self.value, |raw| raw.transposed())
     }
 
     /// True if the producer says beside the Q stage of a tile which tile that is.
@@ -229,8 +263,14 @@ impl Shared {
 
     fn init_barriers(&self, k: &mut Builder, base: Reg<U32>, config: HopperConfig) {
         self.query_pipeline.init_barriers(k, base, config.consumer_warps());
-        for pipeline in [&self.key_pipeline, &self.value_pipeline] {
-            pipeline.init_barriers(k, base, config.consumer_warps() / config.kv_split_warpgroups.max(1));
+        let consumers = config.consumer_warps() / config.kv_split_warpgroups.max(1);
+        self.key_pipeline.init_barriers(k, base, consumers);
+        match self.raw_values {
+            None => self.value_pipeline.init_barriers(k, base, consumers),
+            Some(raw) => {
+                self.value_pipeline.init_barriers_of_warps(k, base, transposer::TRANSPOSERS, consumers);
+                raw.pipeline.init_barriers(k, base, transposer::TRANSPOSERS);
+            }
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Producer: the warp that starts the TMA loads of Q, K and V.
+//! Producer: the warp that starts the TMA loads of Q, K and V; the others of its warpgroup transpose V of 8-bit floats.
 
 use flashcore_ir::builder::CachePolicy;
 use flashcore_ir::types::{Pred, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
-use super::Cta;
+use super::{Cta, transposer};
 use crate::attention::kv_range::KvBlockRange;
 use crate::attention::kv_source::{TmaKvSource, TmaPages};
 use crate::attention::scheduler::WorkTile;
 use crate::primitives::{LANES, PipelineState, SwizzledTile, TensorRows};
 
-/// One warp of the warpgroup is the producer; the others end.
+/// One warp of the warpgroup is the producer; the others end, or transpose values.
 pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
     let is_first = k.eval((thread >> LANES.ilog2()).eq(0));
-    k.if_uniform(is_first, |k| {
+    let produce = |k: &mut Builder| {
         let producer = Producer::new(k, cta);
         if cta.loads_kv_range() {
             cta.grid_dependency_wait(k);
@@ -23,7 +23,13 @@ pub(super) fn run(k: &mut Builder, cta: &Cta, thread: Reg<U32>) {
         if let Some(slots) = cta.shared.tile_slots {
             slots.end(k, &producer.query, producer.leader);
         }
-    });
+    };
+    match &cta.shared.raw_values {
+        None => k.if_uniform(is_first, produce),
+        Some(raw) => k.if_else_uniform(is_first, produce, |k| {
+            k.section("transposer", |k| transposer::run(k, cta, raw, thread));
+        }),
+    }
 }
 
 struct Producer {
@@ -41,7 +47,7 @@ impl Producer {
             leader: k.elect(),
             query: shared.query_pipeline.state(k, cta.base),
             keys: shared.key_pipeline.state(k, cta.base),
-            values: shared.value_pipeline.state(k, cta.base),
+            values: shared.raw_values.map_or(shared.value_pipeline, |raw| raw.pipeline).state(k, cta.base),
         }
     }
 

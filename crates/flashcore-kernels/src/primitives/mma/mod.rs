@@ -4,6 +4,7 @@ mod fp8;
 mod fragment;
 mod tf32;
 mod wgmma;
+mod wgmma_fp8;
 
 pub use fp8::{
     Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns, adjacent_columns, multiply_fp8_keys,
@@ -12,3 +13,4 @@ pub use fp8::{
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
 pub use tf32::{Tf32Products, Tf32Query, ValueWords, multiply_scores, multiply_values};
 pub use wgmma::{PFragment, WgmmaOperand};
+pub use wgmma_fp8::Fp8PFragment;

@@ -33,8 +33,13 @@ impl SwizzledTile {
 }
 
 impl WgmmaOperand {
+    /// Rows of the tile.
+    pub(super) const fn rows(&self) -> u32 {
+        self.tile.rows
+    }
+
     /// Columns of one depth step, of all rows of a K-major operand.
-    fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
+    pub(super) fn column_step(&self, k: &mut Builder, step: u32) -> SharedMatrix {
         let element = self.tile.element;
         let steps_per_panel = element.panel_columns() / element.mma_k();
         let (panel, within) = (step / steps_per_panel, step % steps_per_panel);
@@ -50,7 +55,7 @@ impl WgmmaOperand {
 }
 
 /// The registers of a warpgroup's accumulator: in each warp, those of its 16 rows in the order of `mma`.
-fn registers(accumulator: &Accumulator) -> Vec<Reg<F32>> {
+pub(super) fn registers(accumulator: &Accumulator) -> Vec<Reg<F32>> {
     accumulator.m_tiles.iter().flatten().flatten().copied().collect()
 }
 

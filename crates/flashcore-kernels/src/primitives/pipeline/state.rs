@@ -97,6 +97,18 @@ impl PipelineState {
         k.when(leader, |k| k.mbarrier_arrive_expect(barrier, bytes));
     }
 
+    /// Hands a stage that the lanes of a warp have written to the async proxy of its consumers, once for the warp, and
+    /// advances. `leader` holds in one lane.
+    pub fn producer_commit(&self, k: &mut Builder, leader: Reg<Pred>) {
+        k.section("producer commit", |k| {
+            k.fence_proxy_async();
+            let barrier = self.full_barrier(k);
+            k.warp_sync();
+            k.when(leader, |k| k.mbarrier_arrive(barrier, 1u32));
+            self.advance(k);
+        });
+    }
+
     /// Waits until the bytes of the stage have arrived.
     pub fn consumer_wait(&self, k: &mut Builder) {
         k.section("consumer wait", |k| {

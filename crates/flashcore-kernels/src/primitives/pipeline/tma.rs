@@ -41,9 +41,14 @@ impl TmaPipeline {
 
     /// Initializes the barriers for `consumers` warps, each of which arrives once to release a stage. One thread does it.
     pub fn init_barriers(&self, k: &mut Builder, base: Reg<U32>, consumers: u32) {
+        self.init_barriers_of_warps(k, base, 1, consumers);
+    }
+
+    /// Initializes the barriers of stages that `producers` warps fill, each of which arrives once.
+    pub fn init_barriers_of_warps(&self, k: &mut Builder, base: Reg<U32>, producers: u32, consumers: u32) {
         for stage in 0..self.stages {
             let barrier = |first: u32| SharedAddress::from(base).plus((first + stage * BARRIER_BYTES) as i32);
-            k.mbarrier_init(barrier(self.full), 1u32);
+            k.mbarrier_init(barrier(self.full), producers);
             k.mbarrier_init(barrier(self.empty), consumers);
         }
     }

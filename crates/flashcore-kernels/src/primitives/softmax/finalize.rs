@@ -45,7 +45,8 @@ impl OnlineSoftmax {
         for sum in &self.row_sum {
             reduce_row(k, *sum, |k, sum, other| k.add_to(sum, other));
         }
-        let row_max = self.row_max.iter().map(|row_max| self.scaled(k, *row_max)).collect();
+        let rows = self.row_max.iter().enumerate();
+        let row_max = rows.map(|(row, row_max)| self.scaled(k, row, *row_max)).collect();
         RowStats { row_max, row_sum: self.row_sum.clone() }
     }
 

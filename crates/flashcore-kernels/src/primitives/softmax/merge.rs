@@ -45,9 +45,9 @@ impl OnlineSoftmax {
         for row in 0..rows {
             let before = k.copy(self.row_max[row]);
             k.max_to(self.row_max[row], other_max[row]);
-            let shift = self.shift(k, self.row_max[row]);
+            let shift = self.shift(k, row, self.row_max[row]);
             let [own, other] = [before, other_max[row]].map(|row_max| {
-                let exponent = self.relative(k, row_max, shift);
+                let exponent = self.relative(k, row, row_max, shift);
                 k.exp2(exponent)
             });
             k.mul_to(self.row_sum[row], own);

@@ -27,6 +27,10 @@ const CHAINS: usize = 2;
 pub struct OnlineSoftmax {
     /// `scale * log2(e)`, or none where scores are scaled and in base 2 already.
     scale: Option<Reg<F32>>,
+    /// The same of each row, where rows have scales of their own (FP8).
+    row_scales: Option<Vec<Reg<F32>>>,
+    /// Binary logarithm of the weight of the row max, if that is not 1: `row_sum` and the output are as much larger.
+    weight_exponent: Option<f32>,
     /// The maximum of the whole row, the same in the four lanes that share it; with [`Rescale::Threshold`] it may be
     /// stale.
     pub(super) row_max: Vec<Reg<F32>>,
@@ -58,6 +62,11 @@ pub struct RowScale {
 }
 
 impl RowScale {
+    /// The factors of earlier weights, by row.
+    pub fn factors(&self) -> &[Reg<F32>] {
+        &self.factors
+    }
+
     /// The scale of no scores, in `rows` rows of a lane.
     pub fn none(k: &mut Builder, rows: u32) -> Self {
         let mut all = |value: f32| (0..rows).map(|_| k.copy(value)).collect();
@@ -92,11 +101,29 @@ impl OnlineSoftmax {
     ) -> Self {
         Self {
             scale,
+            row_scales: None,
+            weight_exponent: None,
             row_max: (0..rows).map(|_| k.copy(f32::NEG_INFINITY)).collect(),
             row_sum: (0..rows).map(|_| k.copy(0.0f32)).collect(),
             rescale,
             exponential,
         }
+    }
+
+    /// The same with weights of `2^exponent` at the row max, for a type that has little room below 1, until
+    /// [`end_weight_exponent`](Self::end_weight_exponent); and with the scale of each row, if they have their own.
+    #[must_use]
+    pub fn with_weight_exponent(self, exponent: f32, row_scales: Option<Vec<Reg<F32>>>) -> Self {
+        Self { weight_exponent: Some(exponent), row_scales, ..self }
+    }
+
+    /// Divides the row sums by the weight of the row max, and returns what the output is still to be multiplied by.
+    pub fn end_weight_exponent(&self, k: &mut Builder) -> f32 {
+        let factor = (-self.weight_exponent.unwrap_or(0.0)).exp2();
+        for sum in &self.row_sum {
+            k.mul_to(*sum, factor);
+        }
+        factor
     }
 
     /// Replaces scores by weights, in place, and rescales `output` to the new row max.
@@ -119,7 +146,7 @@ impl OnlineSoftmax {
         k.section("exp and sum", |k| {
             let mut index = 0;
             scores.each(|row, _, score| {
-                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                self.exp2_of_score(k, row, score, row_scale.shift[row], index);
                 index += 1;
                 k.add_to(self.row_sum[row], score);
             });
@@ -134,9 +161,9 @@ impl OnlineSoftmax {
             reduce_row(k, *row_max, |k, row_max, other| k.max_to(row_max, other));
         }
         let mut row_scale = RowScale { shift: Vec::new(), factors: Vec::new() };
-        for (row_max, before) in self.row_max.iter().zip(before) {
-            let shift = self.shift(k, *row_max);
-            let exponent = self.relative(k, before, shift);
+        for (row, (row_max, before)) in self.row_max.iter().zip(before).enumerate() {
+            let shift = self.shift(k, row, *row_max);
+            let exponent = self.relative(k, row, before, shift);
             row_scale.factors.push(k.exp2(exponent));
             row_scale.shift.push(shift);
         }
@@ -162,16 +189,20 @@ impl OnlineSoftmax {
                 if self.rescale == Rescale::Threshold {
                     // Where both are minus infinity, the difference is a NaN, and not above the threshold.
                     let rise = k.sub(highest, before);
-                    let rise = self.scaled(k, rise);
+                    let rise = self.scaled(k, row, rise);
                     let passes = k.compare(Compare::Gt, rise, THRESHOLD);
                     k.set_where(*row_max, passes, highest);
                 } else {
                     k.set(*row_max, highest);
                 }
-                let shift = self.shift(k, *row_max);
-                let exponent = self.relative(k, before, shift);
+                let shift = self.shift(k, row, *row_max);
+                let exponent = self.relative(k, row, before, shift);
                 k.exp2_to(exponent);
                 k.set(row_scale.factors[row], exponent);
+                let shift = match self.weight_exponent {
+                    Some(weight) => k.add(shift, weight),
+                    None => shift,
+                };
                 k.set(row_scale.shift[row], shift);
             }
         });
@@ -186,7 +217,7 @@ impl OnlineSoftmax {
             let mut others: Vec<Option<Reg<F32>>> = vec![None; self.row_sum.len()];
             let mut index = 0;
             scores.each(|row, column, score| {
-                self.exp2_of_score(k, score, row_scale.shift[row], index);
+                self.exp2_of_score(k, row, score, row_scale.shift[row], index);
                 index += 1;
                 match (column as usize % CHAINS, others[row]) {
                     (0, _) => k.add_to(self.row_sum[row], score),
@@ -209,9 +240,14 @@ impl OnlineSoftmax {
         });
     }
 
+    /// The scale of a row.
+    fn scale(&self, row: usize) -> Option<Reg<F32>> {
+        self.row_scales.as_ref().map_or(self.scale, |scales| Some(scales[row]))
+    }
+
     /// `score = 2^(score * scale + shift)`, of score `index` of a lane.
-    fn exp2_of_score(&self, k: &mut Builder, score: Reg<F32>, shift: Reg<F32>, index: usize) {
-        match self.scale {
+    fn exp2_of_score(&self, k: &mut Builder, row: usize, score: Reg<F32>, shift: Reg<F32>, index: usize) {
+        match self.scale(row) {
             Some(scale) => k.scale_add_to(score, scale, shift),
             None => k.add_to(score, shift),
         }
@@ -219,23 +255,23 @@ impl OnlineSoftmax {
     }
 
     /// Minus the scaled row max. A row without a key so far has none; its weights are `2^(-inf - 0) = 0`.
-    pub(super) fn shift(&self, k: &mut Builder, row_max: Reg<F32>) -> Reg<F32> {
+    pub(super) fn shift(&self, k: &mut Builder, row: usize, row_max: Reg<F32>) -> Reg<F32> {
         let none = k.compare(Compare::Eq, row_max, f32::NEG_INFINITY);
         let finite = k.select(none, 0.0f32, row_max);
-        let scaled = self.scaled(k, finite);
+        let scaled = self.scaled(k, row, finite);
         k.neg(scaled)
     }
 
     /// An earlier row max, scaled and shifted: exactly 0 if the shift is still its own, so that its factor is 1. In one
     /// step, what rounding took from the shift would be left, and again with every block of keys.
-    pub(super) fn relative(&self, k: &mut Builder, row_max: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
-        let scaled = self.scaled(k, row_max);
+    pub(super) fn relative(&self, k: &mut Builder, row: usize, row_max: Reg<F32>, shift: Reg<F32>) -> Reg<F32> {
+        let scaled = self.scaled(k, row, row_max);
         k.add(scaled, shift)
     }
 
     /// A raw score or row max in base 2.
-    pub(super) fn scaled(&self, k: &mut Builder, score: Reg<F32>) -> Reg<F32> {
-        match self.scale {
+    pub(super) fn scaled(&self, k: &mut Builder, row: usize, score: Reg<F32>) -> Reg<F32> {
+        match self.scale(row) {
             Some(scale) => k.mul(score, scale),
             None => score,
         }

@@ -17,6 +17,7 @@ mod tensor;
 mod tma;
 mod warp_specialized;
 mod warpgroups;
+mod warpgroups_fp8;
 
 use super::case::ConformanceCase;
 

@@ -12,7 +12,7 @@ use crate::testkit::conformance::built::Plan;
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
 use crate::testkit::conformance::inputs::Fill;
 
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 /// 22 units of 2^-24, of a sum of 64.
 const ABSOLUTE: f64 = 22.0 * 64.0 / 16_777_216.0;
 
@@ -44,6 +44,7 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     list.push(product::<F16x2, F32>("Wgmma", "that may add", Form { adds: None, ..plain }));
     list.push(product::<Bf16x2, F32>("Wgmma", "bf16x2 normal", Form { rounds: true, ..plain }));
     list.push(product::<F16x2, F32>("Wgmma", "f16x2 normal", Form { rounds: true, a: None, ..plain }));
+    super::warpgroups_fp8::add(list);
     for row in ["WgmmaFence", "WgmmaCommit", "WgmmaWait"] {
         list.push(product::<Bf16x2, F32>(row, "", plain));
     }
@@ -84,7 +85,7 @@ fn layout((major, swizzle): (Major, Swizzle), outers: u32) -> MatrixLayout {
 }
 
 /// The start of shared memory, rounded up to a multiple of 1024.
-fn shared_base(k: &mut Builder) -> Reg<U32> {
+pub(super) fn shared_base(k: &mut Builder) -> Reg<U32> {
     k.reserve_shared(1024, 1);
     let base = k.shared_base();
     let end = k.add(base, 1023u32);
