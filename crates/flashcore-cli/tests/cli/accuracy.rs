@@ -82,7 +82,7 @@ fn what_is_impossible_is_refused() {
 #[cfg(unix)]
 #[test]
 fn what_was_finished_is_shown_after_ctrl_c() {
-    let mut command = crate::scratch::command(&["accuracy", "--lengths", "2k,64k", "--format", "json"]);
+    let mut command = crate::scratch::command(&["accuracy", "--lengths", "1k,4k", "--format", "json"]);
     let output = crate::interrupted::interrupted_output(&mut command, Duration::from_secs(4));
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     let rows = json(&output);

@@ -58,7 +58,9 @@ impl Rotation {
                 }
                 half *= 2;
             }
-            block.iter_mut().for_each(|number| *number /= root);
+            for number in block {
+                *number /= root;
+            }
         }
     }
 }

@@ -98,7 +98,7 @@ impl Haystack {
         let mut random = SplitMix64::stream(seed, 4);
         let mut sign = || if random.next_u64() >> 63 == 0 { 1.0 } else { -1.0 };
         let codes: Vec<Vec<f64>> = (0..trials).map(|_| (0..HEAD_DIM).map(|_| sign()).collect()).collect();
-        // Scores are normal numbers of variance 1, times a query's length: the others weigh e^(variance / 2) on average.
+        // Scores are normal numbers of variance 1, times a query's length: the mean of the others' exponentials is e^(variance / 2).
         let places = places(keys, trials, &mut SplitMix64::stream(seed, 5));
         for ((trial, query), &place) in query.chunks_exact(HEAD_DIM).enumerate().zip(&places) {
             let squared: f64 = query.iter().map(|number| number * number).sum();

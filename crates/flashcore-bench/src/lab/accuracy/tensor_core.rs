@@ -31,7 +31,7 @@ const TF32_CHAIN: usize = 4;
 /// Accumulators of P times V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Levels {
-    /// That of the row, in the tensor core, for all keys.
+    /// One accumulator of the row, in the tensor core, for all keys.
     One,
     /// One of each key tile in the tensor core, added to that of the row in `f32`.
     Two,
@@ -341,7 +341,7 @@ mod tests {
         check("e4m3 out bf16", Products::Fp8(Levels::Two), 0.03);
     }
 
-    /// What a tensor core cuts off pulls outputs towards zero, more in one level than in two.
+    /// Outputs shrink towards zero by what tensor cores cut off, more in one level than in two.
     #[test]
     fn sums_shrink_in_one_level() {
         let sizes = Sizes { heads: 1, queries: 2, keys: 8192, head_dim: 16 };
