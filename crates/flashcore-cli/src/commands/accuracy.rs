@@ -249,17 +249,9 @@ impl Accuracy {
                 }
             }
         }
-        self.note_left_out(output, "cases", rows.len(), of)?;
+        note_left_out(output, "cases", rows.len(), of);
         let is_complete = rows.len() == of;
         Ok((rows, is_complete))
-    }
-
-    fn note_left_out(&self, output: &mut Output, what: &str, done: usize, of: usize) -> Result<(), Failure> {
-        let left_out = interrupt::left_out(done, of);
-        if !left_out.is_empty() {
-            output.note(&format!("{what}: {done} run{left_out}"));
-        }
-        Ok(())
     }
 
     fn is_for_people(&self) -> bool {
@@ -355,7 +347,7 @@ impl Accuracy {
             output.progress(found.len(), searches.len(), &format!("needles: {types} by {by}"));
             found.push(haystack.search(*types, by));
         }
-        self.note_left_out(output, "searches", found.len(), searches.len())?;
+        note_left_out(output, "searches", found.len(), searches.len());
         let is_complete = found.len() == searches.len();
         Ok((found, is_complete))
     }
@@ -421,7 +413,7 @@ impl Accuracy {
             let by = gates::two_levels(self.fp8_bits);
             verdicts.push(gates::rotation(by, gates::ROTATION_SIZES, self.seed).map_err(usage)?);
         }
-        self.note_left_out(output, "gates", verdicts.len(), of)?;
+        note_left_out(output, "gates", verdicts.len(), of);
         let is_complete = verdicts.len() == of;
         Ok((verdicts, is_complete))
     }
@@ -450,6 +442,14 @@ impl Accuracy {
         }
         output.table(&table, self.format)?;
         Ok(())
+    }
+}
+
+/// Says what Ctrl-C left out.
+fn note_left_out(output: &mut Output, what: &str, done: usize, of: usize) {
+    let left_out = interrupt::left_out(done, of);
+    if !left_out.is_empty() {
+        output.note(&format!("{what}: {done} run{left_out}"));
     }
 }
 

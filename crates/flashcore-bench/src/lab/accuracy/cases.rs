@@ -269,10 +269,8 @@ mod tests {
         for row in &rows {
             let Outcome::Errors(errors) = row.outcome else { panic!("{row:?}") };
             let (least, most) = match (row.types.as_str(), row.computed_by.as_str()) {
-                ("f32", "cpu") => (1e-9, 1e-6),
-                ("f32", "model 3xTF32, 25 bits") => (1e-9, 1e-6),
-                ("f32", _) => (5e-5, 1e-3),
-                ("f16", _) => (5e-5, 1e-3),
+                ("f32", "cpu" | "model 3xTF32, 25 bits") => (1e-9, 1e-6),
+                ("f32" | "f16", _) => (5e-5, 1e-3),
                 ("bf16", _) => (5e-4, 8e-3),
                 ("bf16 kv e4m3", _) => (0.01, 0.06),
                 ("e4m3 out bf16", _) => (0.02, 0.09),
