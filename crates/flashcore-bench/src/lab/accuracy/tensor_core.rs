@@ -337,8 +337,9 @@ mod tests {
         check("f32", Products::Tf32(Tf32Products::Three), 2e-6);
         check("f16", Products::Half, 1e-3);
         check("bf16 kv e4m3", Products::Half, 6e-3);
-        check("e4m3 out bf16", Products::Fp8(Levels::One), 0.03);
-        check("e4m3 out bf16", Products::Fp8(Levels::Two), 0.03);
+        // Both round weights, relative to different numbers: twice the square of 2^-4 / 3^(1/2), at most.
+        check("e4m3 out bf16", Products::Fp8(Levels::One), 0.051);
+        check("e4m3 out bf16", Products::Fp8(Levels::Two), 0.051);
     }
 
     /// Outputs shrink towards zero by what tensor cores cut off, more in one level than in two.
