@@ -16,6 +16,7 @@
 //! * [`roofline`](lab::roofline) and [`peak`](lab::peak) bound the time of a problem from below,
 //! * [`profile`](lab::profile) names the bottleneck of a kernel; [`tune`](lab::tune) searches for the fastest config,
 //! * [`ladder`](lab::ladder) goes from one thread per row to the fastest kernel, one optimization at a time,
+//! * [`accuracy`](lab::accuracy) measures the errors of element types against `f64`,
 //! * [`record`](lab::record) is the file format of all results; [`report`](lab::report) puts them on one page,
 //!   [`repro`](lab::repro) bundles them for replay, [`status`](lab::status) sums up the project's own.
 //!

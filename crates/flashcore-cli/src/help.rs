@@ -7,9 +7,10 @@ use clap::{Command, CommandFactory};
 use crate::output::{broken, terminal_width};
 
 /// Commands for users, in the order of their overview.
-const FOR_USERS: [&str; 13] = [
+const FOR_USERS: [&str; 14] = [
     "bench",
     "verify",
+    "accuracy",
     "attend",
     "doctor",
     "tune",

@@ -55,6 +55,7 @@ struct Arguments {
 enum Command {
     Bench(commands::bench::Bench),
     Verify(commands::verify::Verify),
+    Accuracy(commands::accuracy::Accuracy),
     Ladder(commands::ladder::LadderCommand),
     Tune(commands::tune::Tune),
     Mutants(commands::mutants::Mutants),
@@ -113,6 +114,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Bench(command) => command.run(&mut output),
         Command::Verify(command) => command.run(&mut output),
+        Command::Accuracy(command) => command.run(&mut output),
         Command::Ladder(command) => command.run(&mut output),
         Command::Tune(command) => command.run(&mut output),
         Command::Mutants(command) => command.run(&mut output),

@@ -177,6 +177,11 @@ impl Cell {
         number.map_or_else(Self::none, |number| Self::number(number, decimals))
     }
 
+    /// A number of any size that may be missing, shown with three digits.
+    pub(crate) fn scientific(number: Option<f64>) -> Self {
+        number.map_or_else(Self::none, |number| Self { text: format!("{number:.2e}"), value: Value::from(number) })
+    }
+
     /// A count that may be missing.
     pub(crate) fn count(number: Option<impl Into<Self>>) -> Self {
         number.map_or_else(Self::none, Into::into)

@@ -93,6 +93,7 @@ mod lse_form;
 mod mask;
 mod merge;
 mod problem;
+mod quantize;
 mod scale;
 mod sequence;
 mod sequence_check;
@@ -121,6 +122,9 @@ pub use merge::{
 };
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
+pub use quantize::{
+    ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
+};
 pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;

@@ -100,4 +100,4 @@ pub use fault::{
 pub use flashcore_ir::Argument;
 pub use launch::{Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;
-pub use tensor_sum::TensorSum;
+pub use tensor_sum::{Factor, TensorSum};

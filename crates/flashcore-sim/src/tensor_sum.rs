@@ -36,9 +36,9 @@ pub enum TensorSum {
     },
 }
 
-/// The type of a factor.
+/// The type of a factor of tensor-core products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Factor {
+pub struct Factor {
     fraction: i32,
     /// The least normal exponent.
     least: i32,
@@ -47,7 +47,7 @@ pub(crate) struct Factor {
 
 impl Factor {
     /// A factor of a 16-bit type or `tf32`, by the type of its register.
-    pub(crate) const fn of(operand: Type) -> Self {
+    pub const fn of(operand: Type) -> Self {
         let (fraction, least) = match operand {
             Type::F16x2 => (10, -14),
             Type::Bf16x2 => (7, F32_LEAST),
@@ -57,7 +57,7 @@ impl Factor {
     }
 
     /// An 8-bit float.
-    pub(crate) const fn of_fp8(ty: Fp8) -> Self {
+    pub const fn of_fp8(ty: Fp8) -> Self {
         let (fraction, bias) = fp8::format(ty);
         Self { fraction: fraction as i32, least: 1 - bias, is_fp8: true }
     }
@@ -68,13 +68,9 @@ impl TensorSum {
     /// report.
     pub const H200: Self = Self::Truncating { fraction: 25, fp8_fraction: 13 };
 
-    /// The sum of `products` and `start`, rounded or cut off to `f32`.
-    pub(crate) fn add(
-        self,
-        factors: [Factor; 2],
-        start: f32,
-        products: impl Iterator<Item = (f64, f64)> + Clone,
-    ) -> f32 {
+    /// The sum of the `products` of one instruction and its accumulator `start`, rounded or cut off to `f32`. Models of
+    /// kernels outside of the simulator add by the same rules.
+    pub fn add(self, factors: [Factor; 2], start: f32, products: impl Iterator<Item = (f64, f64)> + Clone) -> f32 {
         let fraction = match self {
             Self::Exact => return exact(start, products),
             Self::Truncating { fp8_fraction, .. } if factors[0].is_fp8 => fp8_fraction,

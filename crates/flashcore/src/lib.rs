@@ -257,6 +257,9 @@ pub use flashcore_problem::{
     LseForm, MergeInputs, MergeOutputs, MergePart, MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary,
     RotaryStyle, ValueCache,
 };
+pub use flashcore_problem::{
+    ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
+};
 #[cfg(feature = "cuda")]
 pub use gpu::{
     AppendTensors, DeviceScale, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef,

@@ -1,5 +1,6 @@
-//! The laboratory: timings, comparisons, profiles, and the records of all of them.
+//! The laboratory: timings, comparisons, profiles, errors of element types, and the records of all of them.
 
+pub mod accuracy;
 pub mod compare;
 pub mod experiments;
 pub mod ladder;

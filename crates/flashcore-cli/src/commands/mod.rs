@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub(crate) mod accuracy;
 pub(crate) mod attend;
 pub(crate) mod bench;
 pub(crate) mod cache;

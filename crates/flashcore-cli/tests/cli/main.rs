@@ -1,5 +1,6 @@
 //! Tests of the `flashcore` command, one binary: each runs the command and looks at what it says, writes and returns.
 
+mod accuracy;
 mod attend;
 mod build_script;
 mod command;

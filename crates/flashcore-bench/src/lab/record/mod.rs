@@ -38,6 +38,8 @@ pub enum Kind {
     Verification,
     /// Gain of each step: `flashcore ladder --record`.
     Ladder,
+    /// Errors of element types: `flashcore accuracy --record`.
+    Accuracy,
     /// The best of each problem: `flashcore leaderboard`.
     Leaderboard,
     /// Contents of a bundle: `flashcore repro`.
@@ -53,18 +55,20 @@ impl Kind {
             Self::Profile => "profile",
             Self::Verification => "verification",
             Self::Ladder => "ladder",
+            Self::Accuracy => "accuracy",
             Self::Leaderboard => "leaderboard",
             Self::Manifest => "manifest",
         }
     }
 
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Measurements,
         Self::Comparison,
         Self::Profile,
         Self::Verification,
         Self::Ladder,
+        Self::Accuracy,
         Self::Leaderboard,
         Self::Manifest,
     ];
@@ -77,6 +81,7 @@ impl Kind {
             Self::Profile => "flashcore profile --record FILE",
             Self::Verification => "flashcore verify --record FILE",
             Self::Ladder => "flashcore ladder --record FILE",
+            Self::Accuracy => "flashcore accuracy --record FILE",
             Self::Leaderboard => "flashcore leaderboard promote FILE",
             Self::Manifest => "flashcore repro",
         }

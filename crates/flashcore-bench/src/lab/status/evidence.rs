@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::lab::accuracy::AccuracyRecord;
 use crate::lab::compare::{Comparison, Finding};
 use crate::lab::ladder::Ladders;
 use crate::lab::leaderboard::Leaderboard;
@@ -102,6 +103,10 @@ fn look(file: &Path) -> Option<Said> {
             Ok(record) => ladders(&record),
             Err(error) => unreadable("ladder", &error),
         },
+        Some(Kind::Accuracy) => match Record::<AccuracyRecord>::read(file) {
+            Ok(record) => accuracy(&record),
+            Err(error) => unreadable("accuracy", &error),
+        },
         Some(Kind::Manifest) => return None,
         None => return other(&serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?),
     })
@@ -151,6 +156,13 @@ fn ladders(record: &Record<Ladders>) -> Said {
     let steps: Vec<String> =
         ladders.iter().map(|ladder| format!("{}: {} steps", ladder.shape, ladder.rungs.len())).collect();
     ("ladder".to_owned(), timed, format!("{} on {}", steps.join(", "), record.origin.machine.device))
+}
+
+fn accuracy(record: &Record<AccuracyRecord>) -> Said {
+    let AccuracyRecord { rows, gates, .. } = &record.content;
+    let failed = gates.iter().filter(|gate| !gate.passed).count();
+    let words = format!("errors of {} cases, {} of {} gates passed", rows.len(), gates.len() - failed, gates.len());
+    ("accuracy".to_owned(), failed == 0, words)
 }
 
 fn profile(record: &Record<Profile>) -> Said {
