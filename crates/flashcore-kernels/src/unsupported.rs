@@ -108,6 +108,8 @@ pub enum Reason {
         "new_length is {new_length}; an append inside of the attention launch takes at most {most}: append in a launch of its own"
     )]
     NewKeys { new_length: usize, most: u32 },
+    #[error("the append to an {cache_dtype} cache {why}: append on the CPU, or quantise before and copy codes")]
+    Quantize { cache_dtype: DType, why: &'static str },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }

@@ -30,6 +30,8 @@ pub struct Judged {
     pub repeat: String,
     /// Time of the case.
     pub milliseconds: f64,
+    /// Values of new rows that an FP8 cache saturates.
+    pub saturated: usize,
     /// Largest error, that of the reference, and relative L2, as bits: JSON has no infinity.
     errors: [u64; 3],
 }
@@ -46,6 +48,7 @@ impl Judged {
             complaints: outcome.complaints(),
             repeat: case.command(),
             milliseconds: outcome.duration.as_secs_f64() * 1e3,
+            saturated: outcome.saturated,
             errors: errors.map(f64::to_bits),
         }
     }
@@ -57,6 +60,7 @@ impl Judged {
             complaints: vec![format!("the worker process exited: {ended}")],
             repeat: case.command(),
             milliseconds: f64::NAN,
+            saturated: 0,
             errors: [f64::NAN.to_bits(); 3],
         }
     }
