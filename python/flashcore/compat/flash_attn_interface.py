@@ -3,7 +3,7 @@
     from flashcore.compat.flash_attn_interface import flash_attn_func
 
 num_splits, pack_gqa, sm_margin, deterministic and scheduler_metadata are accepted: plans choose for themselves, and every
-result is deterministic. qv and descales are refused.
+result is deterministic. qv is refused, and descales but for FP8 tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from .._errors import InvalidArgument
 from ..torch import merge
+from . import _float8
 from ._common import cached, dense, packed, refuse_given
 
 __all__ = [
@@ -48,6 +49,13 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
+    if _float8.is_float8(q, k, v):
+        refuse_given(qv=qv)
+        result = _float8.dense(
+            q, k, v, softmax_scale, causal, window_size, softcap, return_attn_probs, attention_chunk, q_descale, k_descale,
+            v_descale,
+        )  # fmt: skip
+        return result if return_attn_probs else result[0]
     refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = dense(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs, attention_chunk)
     return (out, lse) if return_attn_probs else out
@@ -108,6 +116,13 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of packed sequences `[row, head, column]`; the LSE is `[head, row]`."""
+    if _float8.is_float8(q, k, v):
+        refuse_given(qv=qv)
+        result = _float8.packed(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, softmax_scale, causal,
+            window_size, softcap, return_attn_probs, attention_chunk, q_descale, k_descale, v_descale,
+        )  # fmt: skip
+        return result if return_attn_probs else result[0]
     refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = packed(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
@@ -169,6 +184,14 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
+    if _float8.is_float8(q, k_cache, v_cache):
+        refuse_given(qv=qv)
+        result = _float8.cached(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+            softmax_scale, causal, window_size, softcap, rotary_interleaved, return_softmax_lse, cu_seqlens_q,
+            cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, attention_chunk, q_descale, k_descale, v_descale,
+        )  # fmt: skip
+        return result if return_softmax_lse else result[0]
     refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     out, lse = cached(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
