@@ -47,7 +47,7 @@ pub use config::{
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
 pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters, SCALE_WORDS, ScaleParameters};
-pub use primitives::{Accumulation, Exponential, Rescale, SharedLayout, Tf32Products};
+pub use primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;
 pub use unsupported::Reason;

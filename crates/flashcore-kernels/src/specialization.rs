@@ -231,7 +231,9 @@ impl Specialization {
     }
 
     fn has_more_than_expressions(self) -> bool {
-        self.softcap || self.nonpositive_scale || self.operands.iter().any(Operand::is_score_term)
+        // The scale of the key is multiplied into products, or into the scale.
+        let is_term = |operand: Operand| operand.is_score_term() && operand != Operand::KScale;
+        self.softcap || self.nonpositive_scale || self.operands.iter().any(is_term)
     }
 
     /// True if all that is done to products, besides multiplying them by a positive number, is that an expression adds a term.

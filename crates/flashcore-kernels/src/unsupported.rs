@@ -2,10 +2,11 @@
 
 use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_problem::{DType, OperandSet, PagedKv, Problem, ProblemError};
+use flashcore_problem::{DType, DTypes, OperandSet, PagedKv, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
 use crate::launch_plan::GridShape;
+use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES};
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
 
@@ -19,7 +20,7 @@ const PAGE_MULTIPLE: usize = 16;
 pub(crate) const LONGEST: usize = 1 << 29;
 
 /// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
-const PACKABLE: [&str; 15] = [
+const PACKABLE: [&str; 17] = [
     "append",
     "left",
     "right",
@@ -35,6 +36,8 @@ const PACKABLE: [&str; 15] = [
     "nonpositive_scale",
     "lse",
     "lse_base2",
+    "k_scale",
+    "v_scale",
 ];
 
 /// The features of a problem that rows of several heads in one tile cannot have.
@@ -60,6 +63,18 @@ pub enum Reason {
         "the ampere kernel multiplies f32 as tf32: add -3xtf32, with errors near those of f32, or -1xtf32, with those of f16, to {config}, or take the scalar kernel"
     )]
     Tf32 { config: Config },
+    #[error(
+        "the {kernel} kernel has no {types}: take an ampere config for keys and values of 8 bits under f16 or bf16, and the CPU for other types"
+    )]
+    Float8 { kernel: &'static str, types: DTypes },
+    #[error("{config} has no sums in f16 with keys and values of 8 bits: leave -f16sums out")]
+    Float8Sums { config: Config },
+    #[error("{config} converts 8-bit floats by an instruction that {arch} does not have: leave -cvt out")]
+    Float8Convert { config: Config, arch: Arch },
+    #[error(
+        "rows of some tensor begin at multiples of {width} byte only; keys and values of 8 bits take multiples of {HALF_BYTES}: pad the strides"
+    )]
+    Float8Width { width: u32 },
     #[error("{argument} is {dim}; the {kernel} kernel takes {}", dims(*multiple, *most))]
     Dim { kernel: &'static str, argument: &'static str, dim: usize, multiple: usize, most: usize },
     #[error("{argument} is {value}; a GPU grid takes at most {limit}")]
@@ -161,11 +176,12 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     } else if !config.dtypes().contains(&types.query) {
         reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
     } else if types.key_value != types.query {
-        // No kernel has tensors of different types.
-        reasons.push(Reason::DType { kernel, dtype: types.key_value, has: config.dtypes() });
+        reasons.extend(fp8_reasons(problem, config, arch));
     }
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
         let (multiple, most) = config.dims();
+        // Copies move 16 bytes at a time.
+        let multiple = if types.key_value.is_float8() { multiple.next_multiple_of(16) } else { multiple };
         if !dim.is_multiple_of(multiple) || dim > most {
             reasons.push(Reason::Dim { kernel, argument, dim, multiple, most });
         }
@@ -190,8 +206,9 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     if let Config::Ampere(ampere) = config
         && reasons.is_empty()
     {
+        let specialization = config.specialization(problem);
         let (registers, limit) =
-            (ampere.operand_registers(config.specialization(problem)), most_operand_registers(arch));
+            (ampere.operand_registers(specialization), most_operand_registers(arch, specialization));
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });
         }
@@ -228,6 +245,20 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
         reasons.push(Reason::Empty);
     }
     reasons
+}
+
+/// Reasons against keys and values of 8 bits under a query of 16.
+fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
+    let Config::Ampere(ampere @ AmpereConfig { tf32: None, .. }) = config else {
+        return vec![Reason::Float8 { kernel: config.family(), types: problem.dtypes() }];
+    };
+    let width = config.specialization(problem).vec_bytes;
+    let reasons = [
+        (ampere.accumulation == Accumulation::F16).then_some(Reason::Float8Sums { config }),
+        (ampere.fp8 == Fp8Widening::Convert && arch.compute() < 89).then_some(Reason::Float8Convert { config, arch }),
+        (width < HALF_BYTES).then_some(Reason::Float8Width { width }),
+    ];
+    reasons.into_iter().flatten().collect()
 }
 
 /// Reasons against a problem that another config of the family could take.

@@ -88,6 +88,21 @@ fn problems() -> Vec<(&'static str, Problem)> {
                 problem.layout = Layout::Strided(strides);
             }),
         ),
+        (
+            "d128 f16 kv e4m3 scales lse",
+            problem(128, DType::F16, |problem| {
+                (problem.kv_dtype, problem.lse) = (Some(DType::E4m3), true);
+                (problem.k_scale, problem.v_scale) = (true, true);
+            }),
+        ),
+        (
+            "d64 bf16 kv e5m2 causal gqa decode pages",
+            problem(64, DType::Bf16, |problem| {
+                (problem.query_length, problem.key_heads, problem.kv_dtype) = (1, 1, Some(DType::E5m2));
+                (problem.paged, problem.seqused_k) = (Some(PagedKv::new(16, 200, 63)), true);
+                (problem.mask, problem.k_scale) = (Mask::Causal(Alignment::BottomRight), true);
+            }),
+        ),
         ("d40 f32 causal", { problem(40, DType::F32, |problem| problem.mask = Mask::Causal(Alignment::BottomRight)) }),
     ]
 }

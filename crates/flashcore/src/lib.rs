@@ -240,8 +240,8 @@ pub use flashcore_cpu::LevelError as CpuLevelError;
 pub use flashcore_cuda as cuda;
 #[cfg(feature = "cuda")]
 pub use flashcore_kernels::{
-    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, L2Window, LadderConfig, Product, QueryPlace,
-    Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, UnknownConfig, WarpScheduler,
+    Accumulation, AmpereConfig, Config, Exponential, Fp8Widening, HopperConfig, L2Window, LadderConfig, Product,
+    QueryPlace, Reason as KernelReason, Rescale, ScalarConfig, SharedLayout, UnknownConfig, WarpScheduler,
 };
 pub use flashcore_problem::expression;
 #[doc(hidden)]

@@ -1,7 +1,8 @@
 //! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_kernels::{Accuracy, Config, Specialization, Stage};
+use flashcore_kernels::primitives::{Accumulation, Fp8Widening};
+use flashcore_kernels::{Accuracy, AmpereConfig, Config, Specialization, Stage};
 use flashcore_problem::{DType, MaskMod, Operand, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
@@ -70,6 +71,14 @@ pub enum Kind {
     Everything,
     /// Expressions for scores and for masks.
     Expressions,
+    /// Keys and values in `e4m3` under `f16`, with scales.
+    Fp8,
+    /// Paged keys and values in `e4m3` under `bf16`, with scales, lengths and a causal mask.
+    #[serde(rename = "fp8 pages")]
+    Fp8Pages,
+    /// Every feature, and keys and values in `e4m3` with scales.
+    #[serde(rename = "fp8 everything")]
+    Fp8Everything,
 }
 
 impl Kind {
@@ -81,6 +90,9 @@ impl Kind {
             Self::Unbiased => "unbiased",
             Self::Everything => "everything",
             Self::Expressions => "expressions",
+            Self::Fp8 => "fp8",
+            Self::Fp8Pages => "fp8 pages",
+            Self::Fp8Everything => "fp8 everything",
         }
     }
 
@@ -107,6 +119,25 @@ impl Kind {
                 score_mod: expressions::score_mod("relative").map(ScoreMod::expression),
                 mask_mod: expressions::mask_mod("documents").map(MaskMod::expression),
                 ..bf16.with(Operand::Lse)
+            },
+            Self::Fp8Everything => {
+                let scaled = Self::Everything.specialization(head_dim).with(Operand::KScale).with(Operand::VScale);
+                Specialization { kv_dtype: Some(DType::E4m3), ..scaled }
+            }
+            Self::Fp8 => {
+                let scaled = f16.with(Operand::Lse).with(Operand::KScale).with(Operand::VScale);
+                Specialization { kv_dtype: Some(DType::E4m3), ..scaled }
+            }
+            Self::Fp8Pages => Specialization {
+                right: true,
+                pow2_pages: true,
+                kv_dtype: Some(DType::E4m3),
+                ..bf16
+                    .with(Operand::Lse)
+                    .with(Operand::KScale)
+                    .with(Operand::VScale)
+                    .with(Operand::SequsedK)
+                    .with(Operand::PageTable)
             },
             Self::Everything => Specialization {
                 left: true,
@@ -144,8 +175,26 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     }
     // The others are those of `sm_90`.
     kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
+    kernels.extend(configs.iter().flat_map(|&config| fp8_kernels(config, arch)));
     // What does not fit is refused for every caller: it is no kernel there.
     kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization_for(config, head_dim), arch));
+    kernels
+}
+
+/// The kernels of a config with keys and values of 8 bits: with bits that are moved, and by the instruction where there is
+/// one.
+fn fp8_kernels(config: Config, arch: Arch) -> Vec<(Config, u32, Kind)> {
+    let Config::Ampere(ampere @ AmpereConfig { tf32: None, accumulation: Accumulation::F32, .. }) = config else {
+        return Vec::new();
+    };
+    let convert = Config::Ampere(AmpereConfig { fp8: Fp8Widening::Convert, ..ampere });
+    let mut kernels = Vec::new();
+    for head_dim in [64, 128, 256] {
+        kernels.extend([Kind::Fp8, Kind::Fp8Pages, Kind::Fp8Everything].map(|kind| (config, head_dim, kind)));
+        if arch.compute() >= 89 {
+            kernels.push((convert, head_dim, Kind::Fp8));
+        }
+    }
     kernels
 }
 

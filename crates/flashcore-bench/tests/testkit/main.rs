@@ -5,6 +5,7 @@ mod choices;
 mod conformance;
 mod expressions;
 mod features;
+mod fp8;
 mod fused_append;
 mod guard_pages;
 mod hopper_sequences;

@@ -4,11 +4,11 @@
 //! whatever strides rows, heads and batches have; of a paged cache, in the page that the page table names. Kernels with `cp.async` or plain loads take addresses from [`KvSource`], kernels with TMA take
 //! coordinates from [`TmaKvSource`].
 
-use flashcore_ir::types::{S32, U32, U64};
+use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
 
 use super::TileContext;
-use crate::parameters::Parameters;
+use crate::parameters::{Parameters, ScaleParameters};
 use crate::primitives::{GlobalRows, PagedRows, TensorRows};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
@@ -18,6 +18,16 @@ use flashcore_problem::Operand;
 pub(crate) struct KvSource {
     pub(crate) key: GlobalRows,
     pub(crate) value: GlobalRows,
+    /// The scales of keys and of values of 8 bits, those there are.
+    pub(crate) scales: [Option<ScaleSource>; 2],
+}
+
+/// Addresses of the scales of the keys, or values, of one KV head of one sequence: rows of one `f32`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScaleSource {
+    pub(crate) rows: GlobalRows,
+    /// True if rows have scales of their own; else the first is that of all.
+    pub(crate) per_token: Reg<Pred>,
 }
 
 impl KvSource {
@@ -55,6 +65,10 @@ impl KvSource {
         Self {
             key: matrix(k, key, key_batch_stride, key_head_stride, key_row_stride, head_dim),
             value: matrix(k, value, value_batch_stride, value_head_stride, value_row_stride, value_dim),
+            scales: [Operand::KScale, Operand::VScale].map(|scale| {
+                let parameters = context.parameters.scale(scale)?;
+                Some(k.section("scales", |k| ScaleSource::new(k, context, parameters)))
+            }),
         }
     }
 
@@ -69,7 +83,32 @@ impl KvSource {
             let first = k.eval(first_key.unsigned().widen().mul_add(rows.stride, rows.first));
             GlobalRows { first, vec_bytes: rows.vec_bytes.min(vec_bytes), ..rows }
         });
-        Self { key, value }
+        Self { key, value, ..self }
+    }
+}
+
+impl ScaleSource {
+    /// The source of a tile's KV head.
+    fn new(k: &mut Builder, context: &TileContext, scale: ScaleParameters) -> Self {
+        let ScaleParameters { first, sequence_stride, batch_stride, row_stride, key_head_stride, .. } = scale;
+        let sequence = &context.sequence;
+        let first = k.eval(context.kv_head.mul_add(key_head_stride, first));
+        let first = k.mad(context.batch, sequence_stride, first);
+        let rows = GlobalRows { vec_bytes: 4, ..context.rows(first, row_stride, 1) };
+        if context.specialization.has(Operand::PageTable) {
+            let paged = PagedRows::load(k, context, batch_stride);
+            let per_token = k.eval(row_stride.ne(0) | batch_stride.ne(0));
+            return Self { rows: GlobalRows { paged: Some(paged), ..rows }, per_token };
+        }
+        let first = match sequence.cache_batch {
+            Some(batch) => k.mad(batch, batch_stride, first),
+            None => first,
+        };
+        let first = match sequence.first_key {
+            Some(rows) => k.eval(rows.widen().mul_add(row_stride, first)),
+            None => first,
+        };
+        Self { rows: GlobalRows { first, ..rows }, per_token: k.eval(row_stride.ne(0)) }
     }
 }
 

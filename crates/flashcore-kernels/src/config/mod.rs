@@ -16,7 +16,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
 use crate::heuristics;
-use crate::primitives::{Accumulation, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
@@ -275,6 +275,18 @@ impl Config {
         }
     }
 
+    /// The config with the default way of an architecture to widen keys and values of 8 bits, where the problem has those.
+    pub(crate) fn with_fp8_widening(self, problem: &Problem, arch: Arch) -> Self {
+        let types = problem.dtypes();
+        match self {
+            Self::Ampere(config) if types.key_value.is_float8() => {
+                let fp8 = Fp8Widening::of(arch, types.query, types.key_value);
+                Self::Ampere(AmpereConfig { fp8, ..config })
+            }
+            _ => self,
+        }
+    }
+
     /// True if a kernel computes the block mask of the problem's `mask_mod` before attention.
     pub(crate) fn precomputes_block_mask(self, specialization: Specialization) -> bool {
         self.block_mask_tiles(specialization).is_some()
@@ -300,6 +312,9 @@ impl Config {
             (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
             (Self::Ampere(config @ AmpereConfig { tf32: Some(_), .. }), _) => {
                 attention::sm80::kernel::<Tf32>(name, config, specialization)
+            }
+            (Self::Ampere(config), _) if specialization.key_value_dtype().is_float8() => {
+                attention::sm80::fp8_kernel(name, config, specialization)
             }
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),

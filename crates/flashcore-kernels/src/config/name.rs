@@ -7,13 +7,13 @@ use super::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, WarpScheduler,
 };
 use crate::attention::sm90::WARPGROUP_ROWS;
-use crate::primitives::{Accumulation, Exponential, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 
 /// A choice that differs from the default: its name, a test if a config has it, and a setter.
 type Choice<C> = (&'static str, fn(&C) -> bool, fn(&mut C));
 
 /// The choices of the Ampere kernel, in the order of names.
-const AMPERE_CHOICES: [Choice<AmpereConfig>; 18] = [
+const AMPERE_CHOICES: [Choice<AmpereConfig>; 19] = [
     ("32rows", |config| config.rows_per_warp == 32, |config| config.rows_per_warp = 32),
     ("2kvwarps", |config| config.kv_split_warps == 2, |config| config.kv_split_warps = 2),
     ("4kvwarps", |config| config.kv_split_warps == 4, |config| config.kv_split_warps = 4),
@@ -25,6 +25,7 @@ const AMPERE_CHOICES: [Choice<AmpereConfig>; 18] = [
     ("f16sums", |config| config.accumulation == Accumulation::F16, |config| config.accumulation = Accumulation::F16),
     ("3xtf32", |config| config.tf32 == Some(Tf32Products::Three), |config| config.tf32 = Some(Tf32Products::Three)),
     ("1xtf32", |config| config.tf32 == Some(Tf32Products::One), |config| config.tf32 = Some(Tf32Products::One)),
+    ("cvt", |config| config.fp8 == Fp8Widening::Convert, |config| config.fp8 = Fp8Widening::Convert),
     ("exp2mix", |config| config.exponential == Exponential::Shared, |config| config.exponential = Exponential::Shared),
     ("1producer", |config| config.producers == 1, |config| config.producers = 1),
     ("2producers", |config| config.producers == 2, |config| config.producers = 2),
@@ -216,6 +217,7 @@ impl fmt::Display for Config {
                     load_bytes: _,
                     accumulation: _,
                     tf32: _,
+                    fp8: _,
                     exponential: _,
                     producers: _,
                     persistent,

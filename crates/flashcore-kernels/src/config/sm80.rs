@@ -6,7 +6,7 @@ use flashcore_problem::Operand;
 use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
 use crate::element::ElementLayout;
-use crate::primitives::{Accumulation, Exponential, LANES, Rescale, SharedLayout, Tf32Products};
+use crate::primitives::{Accumulation, Exponential, Fp8Widening, LANES, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 /// The choices of the Ampere kernel.
@@ -35,6 +35,8 @@ pub struct AmpereConfig {
     pub accumulation: Accumulation,
     /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
     pub tf32: Option<Tf32Products>,
+    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits.
+    pub fp8: Fp8Widening,
     /// The units that compute exponentials.
     pub exponential: Exponential,
     /// Warps that only copy keys and values for the others: 0, 1 or 2.
@@ -95,6 +97,7 @@ impl AmpereConfig {
         load_bytes: MAX_VEC_BYTES,
         accumulation: Accumulation::F32,
         tf32: None,
+        fp8: Fp8Widening::Integer,
         exponential: Exponential::Unit,
         producers: 0,
         persistent: 0,
@@ -189,27 +192,33 @@ impl AmpereConfig {
             Accumulation::F16 if output > scores => output / 2,
             Accumulation::F16 => scores / 2,
         };
-        self.rows_per_warp / 16 * (query + output + scores + bias + expressions + halves) + chains + exchange
+        // Codes are widened ahead of their products, the further the more keys a warp has.
+        let is_fp8 = specialization.key_value_dtype().is_float8();
+        let widened = if is_fp8 { self.keys_per_warp() * self.keys_per_warp() / 128 } else { 0 };
+        let tiles = query + output + scores + bias + expressions + halves;
+        self.rows_per_warp / 16 * tiles + chains + exchange + widened
     }
 
     /// True if operands and results stay in registers.
     pub(crate) fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
-        self.operand_registers(specialization) <= most_operand_registers(arch)
+        self.operand_registers(specialization) <= most_operand_registers(arch, specialization)
     }
 
     /// Registers per thread that the kernel may take: as many as leave room for three CTAs of four warps on a
     /// SM where the output is small, and for two where it is large.
     pub fn register_budget(self, specialization: Specialization) -> u32 {
         let is_small = specialization.value_dim <= 64 && self.rows_per_warp == 16 && self.tf32.is_none();
+        // Codes are widened beside the scores of all keys of a warp.
+        let is_small = is_small && (!specialization.key_value_dtype().is_float8() || self.keys_per_warp() <= 32);
         if is_small && !specialization.has_terms() && !specialization.has_expressions() { 168 } else { 255 }
     }
 }
 
 /// The most of [`AmpereConfig::operand_registers`]: with more, compilers move registers to memory and back in each tile.
-/// The one for `sm_90` needs the fewest registers beyond the tile's own.
-pub(crate) const fn most_operand_registers(arch: Arch) -> u32 {
+/// The one for `sm_90` needs the fewest registers beyond the tile's own, unless codes of 8 bits are widened.
+pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specialization) -> u32 {
     match arch {
-        Arch::Sm90 | Arch::Sm90a => 192,
+        Arch::Sm90 | Arch::Sm90a if !specialization.key_value_dtype().is_float8() => 192,
         _ => 176,
     }
 }

@@ -24,5 +24,6 @@ pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     }
     let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
     let hopper = || sm90::select(problem, target).map(Config::Hopper);
-    decode().or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)))
+    let config = decode().or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)));
+    config.with_fp8_widening(problem, target.arch)
 }

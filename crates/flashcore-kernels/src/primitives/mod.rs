@@ -20,8 +20,9 @@ mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{
-    Accumulation, Accumulator, LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query,
-    ValueWords, WgmmaOperand, multiply_scores, multiply_values,
+    Accumulation, Accumulator, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns, LeftFragments,
+    LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaOperand, adjacent_columns,
+    multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
 };
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};

@@ -7,8 +7,8 @@
 
 use flashcore_kernels::{Config, Specialization, reference_error};
 use flashcore_problem::{
-    Alignment, Evidence, Expected, Inputs, Invalid, Layout, Mask, Outputs, PagedKv, Problem, ReferenceError, Shape,
-    Strides, TensorStrides, judge, oracle,
+    Alignment, DType, Evidence, Expected, Inputs, Invalid, Layout, Mask, Operand, Outputs, PagedKv, Problem,
+    ReferenceError, Scale, ScaleStrides, Shape, Strides, TensorStrides, judge, oracle,
 };
 
 /// Policy of the self-check: kernels that are new to a driver are run once before they are trusted, or not.
@@ -52,20 +52,28 @@ const LARGEST_INTEGER: u32 = KEY_LENGTH as u32 / 3;
 /// A layout whose rows begin at multiples of so many bytes and, below 16, of no more than that: of query and key, of
 /// value, and of output.
 pub(super) fn layout_of_widths(problem: &Problem, [key, value, output]: [u32; 3]) -> Layout {
-    let strides = |shape: Shape, width: u32| {
+    let types = problem.dtypes();
+    let strides = |shape: Shape, width: u32, dtype: DType| {
         let padding = match width {
             16 => 0,
-            _ => width as usize / problem.dtype.size_bytes(),
+            _ => width as usize / dtype.size_bytes(),
         };
-        let row = shape.columns.next_multiple_of(8) + padding;
+        let row = shape.columns.next_multiple_of(16 / dtype.size_bytes().min(2)) + padding;
         Strides { batch: row * shape.rows * shape.heads, head: row * shape.rows, row }
     };
     Layout::Strided(TensorStrides {
-        query: strides(problem.query_shape(), key),
-        key: strides(problem.key_shape(), key),
-        value: strides(problem.value_shape(), value),
-        output: strides(problem.output_shape(), output),
+        query: strides(problem.query_shape(), key, types.query),
+        key: strides(problem.key_shape(), key, types.key_value),
+        value: strides(problem.value_shape(), value, types.key_value),
+        output: strides(problem.output_shape(), output, types.output),
     })
+}
+
+/// Scales of tokens, which kernels have the most to do with.
+fn scale_of_tokens(operand: Operand, problem: &Problem) -> Scale {
+    let strides = ScaleStrides::per_token(operand, problem);
+    let scale = |token: usize| 0.25 + 0.125 * (token % 11) as f32;
+    Scale { data: (0..strides.extent(operand, problem).unwrap_or(0)).map(scale).collect(), strides }
 }
 
 /// A small problem with its answer.
@@ -80,7 +88,10 @@ impl Trial {
     /// The trial of the kernel that computes `problem` with a config: all that is compiled in is the same.
     pub(crate) fn new(problem: &Problem, config: Config) -> Result<Self, Invalid> {
         let small = Self::problem(problem);
-        let inputs = Inputs::random(&small, SEED);
+        let mut inputs = Inputs::random(&small, SEED);
+        for (operand, scale) in [(Operand::KScale, &mut inputs.k_scale), (Operand::VScale, &mut inputs.v_scale)] {
+            *scale = scale.as_ref().map(|_| scale_of_tokens(operand, &small));
+        }
         let expected = oracle(&small, &inputs)?;
         let yardstick = reference_error(config, &small, &inputs, &expected)?;
         Ok(Self { problem: small, inputs, expected, yardstick })
@@ -88,7 +99,7 @@ impl Trial {
 
     /// The small problem.
     pub(super) fn problem(problem: &Problem) -> Problem {
-        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype);
+        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype).with_dtypes(problem.dtypes());
         small.key_heads = 1;
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
@@ -131,7 +142,7 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{DType, MaskMod, ScoreMod};
+    use flashcore_problem::{MaskMod, ScoreMod};
 
     #[test]
     fn the_policy_and_the_environment() {
@@ -160,6 +171,22 @@ mod tests {
             assert_eq!(trial.problem.score_mod, Some(tempered(in_trial)));
             assert_eq!(trial.problem.mask_mod, Some(window(keys_in_trial)));
             assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
+            let mut outputs = Outputs::poisoned(&trial.problem);
+            flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
+            assert_eq!(trial.complaint(&outputs), None);
+        }
+    }
+
+    /// Types, scales, pages and widths of an 8-bit cache are those of the problem.
+    #[test]
+    fn a_trial_has_the_cache_of_its_problem() {
+        for (dim, pages) in [(64, None), (48, Some(PagedKv::new(16, 100, 50)))] {
+            let mut problem = Problem::new(3, 4, 9, dim, DType::Bf16).with_kv_dtype(Some(DType::E4m3));
+            (problem.key_length, problem.k_scale, problem.v_scale) = (800, true, true);
+            (problem.paged, problem.seqused_k) = (pages, pages.is_some());
+            let trial = Trial::new(&problem, Config::ampere()).unwrap();
+            assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
+            assert!(trial.inputs.k_scale.as_ref().is_some_and(|scale| !scale.strides.is_constant_in(&trial.problem)));
             let mut outputs = Outputs::poisoned(&trial.problem);
             flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
             assert_eq!(trial.complaint(&outputs), None);

@@ -1,8 +1,8 @@
 //! Every config can be written down with what this crate exports, field by field.
 
 use flashcore::{
-    Accumulation, AmpereConfig, Config, Exponential, HopperConfig, L2Window, LadderConfig, Product, QueryPlace,
-    Rescale, ScalarConfig, SharedLayout, WarpScheduler,
+    Accumulation, AmpereConfig, Config, Exponential, Fp8Widening, HopperConfig, L2Window, LadderConfig, Product,
+    QueryPlace, Rescale, ScalarConfig, SharedLayout, WarpScheduler,
 };
 
 /// A config is what its name says.
@@ -14,6 +14,7 @@ fn check(config: Config, name: &str) {
 fn configs_are_written_field_by_field() {
     check(Config::Scalar(ScalarConfig { threads: 64 }), &Config::scalar().to_string());
     let ampere = AmpereConfig {
+        fp8: Fp8Widening::Integer,
         warps: 4,
         rows_per_warp: 16,
         tile_n: 64,

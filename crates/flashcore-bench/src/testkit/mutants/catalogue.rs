@@ -285,7 +285,7 @@ pub(super) fn take_second(op: &mut Op) {
     }
 }
 
-fn always_copy(op: &mut Op) {
+pub(super) fn always_copy(op: &mut Op) {
     if let Op::Select { a, b, .. } = op {
         *b = *a;
     }

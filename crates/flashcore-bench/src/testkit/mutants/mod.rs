@@ -9,6 +9,7 @@ mod block_mask;
 mod catalogue;
 mod chunks;
 mod edit;
+mod fp8;
 mod fused_append;
 mod hopper;
 mod invariance;
@@ -33,6 +34,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
+pub use fp8::FP8;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
@@ -45,9 +47,9 @@ pub use sequences::SEQUENCES;
 pub use tf32::TF32;
 pub use trials::Group;
 
+use crate::testkit::shape_text;
 use crate::testkit::simulate::FarApart;
 use crate::testkit::verify::{NoVerdict, SIMULATED_CTAS, Yardstick, plan_far, verify_plan, verify_plan_far};
-use crate::testkit::{Numbers, shape_text};
 use fused_append::FusedTrial;
 use invariance::InvarianceTrial;
 use kv_cache::AppendTrial;
@@ -75,6 +77,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         QUANTIZE,
         FUSED_APPEND,
         TF32,
+        FP8,
     ];
     lists.into_iter().flatten()
 }
@@ -301,14 +304,14 @@ impl Trials {
 
 impl Trial {
     fn prepare(start: Start) -> Result<Self, MutantsError> {
-        let Start { group, problem, config, bias, far } = start;
+        let Start { group, problem, config, bias, far, seed, numbers } = start;
         let plan = if let Some(far) = &far {
             plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
         } else {
             let target = Target { arch: arch(config), num_sms: SIMULATED_CTAS };
             LaunchPlan::new(&problem, config, target).map_err(MutantsError::Refused)?
         };
-        let yardstick = Yardstick::new(&problem, Numbers::Normal.inputs(&problem, 0, bias))?;
+        let yardstick = Yardstick::new(&problem, numbers.inputs(&problem, seed, bias))?;
         let mut trial = Self { group, config, plan, problem, far, yardstick, transactions_per_request: 0.0 };
         let baseline = |complaint| MutantsError::Baseline {
             kernel: config.to_string(),

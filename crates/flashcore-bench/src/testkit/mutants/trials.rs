@@ -5,7 +5,7 @@ use flashcore_problem::{Alignment, DType, LseBase, LseForm, Mask, MaskMod, Paged
 
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
-use crate::testkit::{BiasForm, expressions};
+use crate::testkit::{BiasForm, Numbers, Planted, expressions};
 
 /// A group of trials, by the bugs they are made to find. A bug is planted in the kernels of one group only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub enum Group {
     LseForms,
     /// `f32` on tensor cores.
     Tf32,
+    /// Keys and values of 8 bits.
+    Fp8,
 }
 
 /// A trial before it is prepared.
@@ -49,12 +51,24 @@ pub(super) struct Start {
     pub(super) config: Config,
     pub(super) bias: BiasForm,
     pub(super) far: Option<FarApart>,
+    /// The seed of the inputs.
+    pub(super) seed: u64,
+    /// Contents of the inputs.
+    pub(super) numbers: Numbers,
 }
 
 /// All of them.
 pub(super) fn all() -> Vec<Start> {
     let start = |group| {
-        move |(problem, config): (Problem, Config)| Start { group, problem, config, bias: BiasForm::PerHead, far: None }
+        move |(problem, config): (Problem, Config)| Start {
+            group,
+            problem,
+            config,
+            bias: BiasForm::PerHead,
+            far: None,
+            seed: 0,
+            numbers: Numbers::Normal,
+        }
     };
     let mut all: Vec<Start> = plain().into_iter().map(start(Group::Plain)).collect();
     for (problem, bias) in addressed() {
@@ -96,7 +110,35 @@ pub(super) fn all() -> Vec<Start> {
     let mut singles = Problem::new(1, 2, 33, 32, DType::F32).with_lse(true);
     (singles.key_heads, singles.key_length) = (1, 109);
     all.push(start(Group::Tf32)((singles, named("ampere-64x32-2stage-swizzled-3xtf32"))));
+    for (seed, numbers, problem, config) in fp8() {
+        all.push(Start { seed, numbers, ..start(Group::Fp8)((problem, config)) });
+    }
     all
+}
+
+/// Keys and values of 8 bits, contiguous and paged: with scales of tokens, with scales of sequences, with a window, and with
+/// a NaN.
+fn fp8() -> Vec<(u64, Numbers, Problem, Config)> {
+    /// Seeds with which both scales are those of tokens, and those of sequences and heads.
+    const TOKENS: u64 = 13;
+    const SEQUENCES: u64 = 25;
+    let mut plain = Problem::new(3, 4, 33, 32, DType::F16).with_kv_dtype(Some(DType::E4m3)).with_lse(true);
+    (plain.key_heads, plain.key_length, plain.seqused_k) = (2, 109, true);
+    (plain.k_scale, plain.v_scale) = (true, true);
+    let mut paged = plain.clone();
+    (paged.query_length, paged.paged) = (3, Some(PagedKv::new(16, 30, 8)));
+    let ampere = named("ampere-64x32-2stage-swizzled");
+    let chunks = named("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3persistent-64chunk");
+    // Tiles begin before the first key that any row attends.
+    let window = Mask::Window { left: Some(20), right: Some(0), alignment: Alignment::BottomRight };
+    let with_nan = Numbers::Planted(Planted::NanKey);
+    vec![
+        (TOKENS, Numbers::Normal, plain.clone(), ampere),
+        (SEQUENCES, Numbers::Normal, plain.clone(), ampere),
+        (TOKENS, Numbers::Normal, paged, chunks),
+        (TOKENS, Numbers::Normal, plain.clone().with_mask(window), ampere),
+        (TOKENS, with_nan, plain.with_seqused_k(false), ampere),
+    ]
 }
 
 /// Packed and paged sequences, some of them empty, with lengths and padding of their own.

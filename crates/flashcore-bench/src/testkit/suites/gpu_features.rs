@@ -2,11 +2,12 @@
 
 use flashcore_cpu::Level;
 use flashcore_kernels::{Config, Specialization};
-use flashcore_problem::{DType, SplitMix64, Stress};
+use flashcore_problem::{DType, Problem, SplitMix64, Stress};
 
 use super::cpu_features::{random_features, shrink};
 use super::design::{Design, Feature, Row};
 use super::features::{Features, LayoutForm};
+use super::float8::Float8Cache;
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
@@ -14,6 +15,8 @@ use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 const COVERING_CASES: usize = 560;
 /// Every so many of them there is another with plain scores.
 const PLAIN_STEP: usize = 16;
+/// Every so many of them there is another with keys and values of 8 bits, if its kernels have those.
+const FLOAT8_STEP: usize = 4;
 /// Seed of the design.
 const COVERING_SEED: u64 = 0x69c0;
 /// Multiplications of a random case: what the simulator does in a fraction of a second.
@@ -103,6 +106,7 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         row[Feature::Expressions as usize + 1..].fill(0);
         row
     }));
+    let first_float8 = rows.len();
     // The config that had the fewest cases so far comes first: some take few.
     let mut configs: Vec<(usize, Config)> =
         Config::all().into_iter().chain(Config::f32()).map(|config| (0, config)).collect();
@@ -111,13 +115,18 @@ pub(super) fn covering(runner: Runner) -> Vec<Case> {
         let option = kernel_option(kernels);
         let command = format!("flashcore verify --backend {backend}{option} --suite features --only {index}");
         let order: Vec<Config> = configs.iter().map(|(_, config)| *config).collect();
-        let case = case(design.features(&row), runner, index as u64, &order, command);
+        let mut features = design.features(&row);
+        let float8 = if index < first_float8 { None } else { float8_cache(&mut features, kernels, index as u64) };
+        let case = case((features, float8), runner, index as u64, &order, command);
         if let Some(position) = configs.iter().position(|(_, config)| case.backend.config() == Some(*config)) {
             configs[position].0 += 1;
             configs.sort_by_key(|(count, _)| *count);
         }
         case
     };
+    // The designs of kernels that have keys and values of 8 bits come last.
+    let float8 = rows.iter().step_by(FLOAT8_STEP).cloned();
+    rows = rows.iter().cloned().chain(float8).collect();
     rows.into_iter().enumerate().map(case).collect()
 }
 
@@ -142,14 +151,35 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
         features.lengths.0 = features.lengths.1.min(LONGEST_PACKED);
         features.lengths.1 = features.lengths.0;
     }
-    shrink(&mut features, MOST_WORK);
     let (backend, kernels) = named(runner);
+    features.dtype = kernels.dtype(features.dtype);
+    let float8 = float8_cache(&mut features, kernels, kernel);
+    shrink(&mut features, MOST_WORK);
     let option = kernel_option(kernels);
     let command = format!("flashcore verify --backend {backend}{option} --fuzz 1 --seed {number}");
     let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let turn = kernel as usize % order.len();
     order.rotate_left(turn);
-    case(features, runner, number, &order, command)
+    case((features, float8), runner, number, &order, command)
+}
+
+/// The cache of 8 bits that the kernel of a number has, if it has one; features are then such that kernels take it.
+fn float8_cache(features: &mut Features, kernels: Kernels, kernel: u64) -> Option<Float8Cache> {
+    let float8 = Float8Cache::random(kernels, features.dtype, kernel)?;
+    features.dims = Float8Cache::dims(features.dims);
+    if !matches!(features.layout, LayoutForm::Bhsd | LayoutForm::HeadsOutermost) {
+        features.layout = LayoutForm::Bshd;
+    }
+    Some(float8)
+}
+
+/// The problem of some features, with a cache of 8 bits where there is one.
+fn problem((features, float8): (&Features, Option<Float8Cache>)) -> Problem {
+    let mut problem = features.problem();
+    if let Some(float8) = float8 {
+        float8.give(&mut problem);
+    }
+    problem
 }
 
 /// Queries and keys where there are as many of both: none can be taken away alone.
@@ -164,7 +194,13 @@ pub(super) fn named(runner: Runner) -> (&'static str, Kernels) {
 }
 
 /// The case with the first of the configs that takes it; with the default where none does.
-fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], command: String) -> Case {
+fn case(
+    (mut features, float8): (Features, Option<Float8Cache>),
+    runner: Runner,
+    number: u64,
+    order: &[Config],
+    command: String,
+) -> Case {
     let round = |dim: usize| dim.next_multiple_of(8).min(256);
     features.dims = (round(features.dims.0), round(features.dims.1));
     let kernels = named(runner).1;
@@ -174,9 +210,9 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
         features.layout = LayoutForm::Bshd;
     }
     let config = match kernels {
-        Kernels::Only(config) => of_family(config, &mut features),
+        Kernels::Only(config) => of_family(config, &mut features, float8),
         Kernels::All => {
-            let problem = features.problem();
+            let problem = problem((&features, float8));
             *order.iter().find(|config| takes(Backend::Sim(**config), &problem)).unwrap_or(&Config::scalar())
         }
     };
@@ -184,11 +220,12 @@ fn case(mut features: Features, runner: Runner, number: u64, order: &[Config], c
         Runner::Sim(_) => Backend::Sim(config),
         Runner::Cuda(_) | Runner::Cpu(_) => Backend::Cuda(config),
     };
-    Case { backend, ..features.case(number, Level::Portable, command) }
+    let problem = problem((&features, float8));
+    Case { backend, problem, ..features.case(number, Level::Portable, command) }
 }
 
 /// The config, or another of its family where its tiles do not fit; where those of none do, the heads get narrower.
-fn of_family(config: Config, features: &mut Features) -> Config {
+fn of_family(config: Config, features: &mut Features, float8: Option<Float8Cache>) -> Config {
     const WIDTHS: [usize; 4] = [256, 192, 128, 64];
     let family = Config::all()
         .into_iter()
@@ -197,7 +234,7 @@ fn of_family(config: Config, features: &mut Features) -> Config {
     let configs: Vec<Config> = [config].into_iter().chain(family).collect();
     for width in WIDTHS {
         features.dims = (features.dims.0.min(width), features.dims.1.min(width));
-        let problem = features.problem();
+        let problem = problem((features, float8));
         if let Some(fitting) = configs.iter().find(|config| takes(Backend::Sim(**config), &problem)) {
             return *fitting;
         }

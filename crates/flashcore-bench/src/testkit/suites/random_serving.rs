@@ -7,7 +7,7 @@ use flashcore_problem::{
 
 use super::cpu_features::{random_dim, random_mask};
 use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
-use super::float8::give_float8;
+use super::float8::{Float8Cache, give_float8};
 use super::gpu_features::{self, named};
 use super::kv_cache::random_growing_cache;
 use super::serving::{Sequences, interleaved, work};
@@ -122,6 +122,8 @@ struct Kind {
     sinks: bool,
     bias: Option<BiasForm>,
     lse: Option<LseForm>,
+    /// The cache of 8 bits, on a GPU.
+    float8: Option<Float8Cache>,
 }
 
 impl Kind {
@@ -155,6 +157,7 @@ impl Kind {
             sinks: one_in(random, 5),
             bias: one_in(random, 6).then(|| BiasForm::ALL[random.below(BiasForm::ALL.len())]),
             lse: LSE_FORMS[random.below(LSE_FORMS.len())],
+            float8: None,
         }
     }
 
@@ -164,6 +167,10 @@ impl Kind {
         self.dims = (round(self.dims.0), round(self.dims.1));
         self.dtype = kernels.dtype(gpu_features::DTYPES[kernel as usize % gpu_features::DTYPES.len()]);
         self.expressions.1 = None;
+        self.float8 = Float8Cache::random(kernels, self.dtype, kernel);
+        if self.float8.is_some() {
+            (self.dims, self.layout) = (Float8Cache::dims(self.dims), self.layout.min(4));
+        }
         self
     }
 
@@ -205,6 +212,9 @@ impl Kind {
             4 => interleaved(&problem),
             _ => LayoutForm::PaddedBshd.of(&problem),
         };
+        if let Some(float8) = self.float8 {
+            float8.give(&mut problem);
+        }
         let lengths = match random.below(12) {
             0 => SequenceLengths::ALL[random.below(SequenceLengths::ALL.len())],
             1 | 2 => SequenceLengths::OneLong,

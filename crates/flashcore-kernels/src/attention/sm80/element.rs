@@ -1,28 +1,38 @@
-//! Elements of the Ampere kernel: pairs of 16-bit floats, and `f32` as `tf32`.
+//! Elements of the Ampere kernel: pairs of 16-bit floats, with keys and values of 16 or of 8 bits, and `f32` as `tf32`.
 //!
 //! The mainloop and the epilogue are the same for all; here is what is not: fragments, products, and the way of the output
 //! through shared memory.
 
+use core::marker::PhantomData;
+
 use flashcore_ir::types::{F32, Tf32, U32};
-use flashcore_ir::{Builder, Reg, SharedAddress};
+use flashcore_ir::{Builder, Fp8, Reg, SharedAddress};
 
 use super::{Tiles, Warp};
 use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulator, LaneRows, LeftFragments, LeftOperand, MMA_M, MMA_N, ROW_STEP, RightFragments, SharedTile, Tf32Query,
-    TileAddresses, ValueWords, multiply_scores, multiply_values,
+    Accumulator, Fp8Query, Fp8Target, LaneColumns, LaneRows, LeftFragments, LeftOperand, MMA_M, MMA_N, ROW_STEP,
+    RightFragments, SharedTile, Tf32Query, TileAddresses, ValueWords, adjacent_columns, multiply_fp8_keys,
+    multiply_fp8_values, multiply_scores, multiply_values,
 };
 use flashcore_problem::DType;
 
 /// An element type of the Ampere kernel.
 pub(crate) trait TensorElement: Sized + 'static {
-    /// Its layout in memory.
+    /// The layout of query and output in memory.
     const LAYOUT: ElementLayout;
+    /// The columns of a lane in [`output`](Self::output).
+    const COLUMNS: LaneColumns = LaneColumns::Pairs;
     /// The query between products.
     type Query;
     /// Addresses of a lane in the tile of values.
     type Values: Copy;
+
+    /// The addresses of a lane in the first 16 rows of the query.
+    fn query_addresses(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
+        tile.addresses(k, base, lane, LaneRows::DownFirst)
+    }
 
     /// The query of a warp: `columns` columns of each 16 rows.
     fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query;
@@ -48,6 +58,11 @@ pub(crate) trait TensorElement: Sized + 'static {
         values: Self::Values,
         stage: Reg<U32>,
     );
+
+    /// The output of all products, with adjacent columns in pairs.
+    fn output(output: &Accumulator) -> Accumulator {
+        output.clone()
+    }
 
     /// Writes the warp's rows of the output to the shared-memory tile of the query.
     fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator);
@@ -118,6 +133,88 @@ impl<T: Element> TensorElement for T {
             k.reinterpret::<T, U32>(pair)
         });
         pairs.collect()
+    }
+}
+
+/// Pairs of `T` with keys and values of 8 bits: `e5m2` if `IS_E5M2`, else `e4m3`.
+pub(crate) struct Fp8Kv<T, const IS_E5M2: bool>(PhantomData<T>);
+
+impl<T: Fp8Target, const IS_E5M2: bool> Fp8Kv<T, IS_E5M2> {
+    const FROM: Fp8 = if IS_E5M2 { Fp8::E5m2 } else { Fp8::E4m3 };
+}
+
+impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
+    const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
+    const COLUMNS: LaneColumns = LaneColumns::Quads;
+    type Query = Fp8Query<T>;
+    type Values = TileAddresses;
+
+    fn query_addresses(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
+        tile.quads(k, base, lane)
+    }
+
+    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
+        match config.query {
+            QueryPlace::Registers => Fp8Query::load(k, &m_tiles, columns),
+            QueryPlace::Shared => Fp8Query::Shared(m_tiles, columns),
+        }
+    }
+
+    fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
+        tile.addresses(k, base, lane, LaneRows::DownFirst)
+    }
+
+    fn multiply_scores(
+        k: &mut Builder,
+        config: AmpereConfig,
+        scores: &Accumulator,
+        query: &Self::Query,
+        keys: TileAddresses,
+    ) {
+        multiply_fp8_keys(k, (Self::FROM, config.fp8), scores, query, keys);
+    }
+
+    fn multiply_values(
+        k: &mut Builder,
+        config: AmpereConfig,
+        output: &Accumulator,
+        weights: &Accumulator,
+        values: Self::Values,
+        stage: Reg<U32>,
+    ) {
+        let values = values.in_stage(k, stage);
+        multiply_fp8_values::<T>(k, (Self::FROM, config.fp8), output, weights, values);
+    }
+
+    fn output(output: &Accumulator) -> Accumulator {
+        adjacent_columns(output)
+    }
+
+    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+        let tile = tiles.query;
+        let row = k.add(warp.first_row, warp.position.group);
+        // A lane's four columns are half a chunk, those of two tiles two chunks.
+        let lane_chunk = k.shr(warp.position.member, 1u32);
+        let half = k.and(warp.position.member, 1u32);
+        for column in (0..columns(output)).step_by(2 * MMA_N as usize) {
+            let panel = column / tile.panel_columns();
+            let chunk = k.add(lane_chunk, column % tile.panel_columns() / tile.element.chunk_elements());
+            let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
+            let address = k.mad(half, 4 * tile.element.bytes, chunk_address);
+            for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
+                let [left, right] = [0, 1].map(|index| fragments[(column / MMA_N) as usize + index]);
+                for upper in [0, 2] {
+                    let pairs = [left, right].map(|pair| k.pair::<T>(pair[upper], pair[upper + 1]));
+                    let rows_below = m_tile as u32 * MMA_M + upper as u32 / 2 * ROW_STEP;
+                    let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
+                    k.store_shared(SharedAddress::from(address).plus(below as i32), &pairs);
+                }
+            }
+        }
+    }
+
+    fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
+        <T as TensorElement>::words(k, columns)
     }
 }
 

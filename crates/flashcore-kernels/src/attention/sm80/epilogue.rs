@@ -26,11 +26,11 @@ pub(super) fn store<T: TensorElement>(
             let cta = k.special(SpecialRegister::CtaX);
             let split = k.rem(cta, splits.num_splits);
             let rows = rows(k, context, warp);
-            store_partials(k, context, (&rows, warp.position.member), (splits, split), softmax, output);
+            store_partials(k, context, (&rows, warp.position.member, T::COLUMNS), (splits, split), softmax, output);
         }
         Some(Split::Cluster { merge, .. }) => {
             let rows: Vec<_> = (0..2 * warp.m_tiles).map(|index| warp.tile_row(k, index)).collect();
-            merge.store_partials(k, (&rows, warp.position.member), softmax, output);
+            merge.store_partials(k, (&rows, warp.position.member, T::COLUMNS), softmax, output);
         }
         Some(Split::Chunk { splits, index, count, .. }) => {
             let is_partial = k.compare(Compare::Gt, count, 1u32);
@@ -38,7 +38,14 @@ pub(super) fn store<T: TensorElement>(
                 is_partial,
                 |k| {
                     let rows = rows(k, context, warp);
-                    store_partials(k, context, (&rows, warp.position.member), (splits, index), softmax, output);
+                    store_partials(
+                        k,
+                        context,
+                        (&rows, warp.position.member, T::COLUMNS),
+                        (splits, index),
+                        softmax,
+                        output,
+                    );
                 },
                 |k| store_rows::<T>(k, context, warp, tiles, softmax, output),
             );

@@ -8,6 +8,7 @@
 use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
+use super::scales::{ScaleCopies, ScaleTiles};
 use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::KvSource;
 use crate::element::ElementLayout;
@@ -34,7 +35,7 @@ impl KvPipelineConfig {
         (self.warps + self.producers) * LANES
     }
 
-    pub(super) const fn copying_threads(self) -> u32 {
+    pub(crate) const fn copying_threads(self) -> u32 {
         match self.producers {
             0 => self.warps * LANES,
             producers => producers * LANES,
@@ -48,6 +49,8 @@ pub(crate) struct KvTiles {
     /// The tile of stage 0; the other stages follow both.
     pub(crate) key: SharedTile,
     pub(crate) value: SharedTile,
+    /// The scales of the keys and values.
+    pub(crate) scales: ScaleTiles,
     pub(crate) stage_bytes: u32,
 }
 
@@ -58,16 +61,17 @@ impl KvTiles {
         layout: SharedLayout,
         specialization: Specialization,
     ) -> Self {
-        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
-        let element = ElementLayout::of(dtype);
+        let Specialization { head_dim, value_dim, .. } = specialization;
+        let element = ElementLayout::of(specialization.key_value_dtype());
         let [key, value] = [head_dim, value_dim].map(|columns| {
             SharedTile::reserve(k, config.tile_n, SharedTile::columns_for(columns, element), layout, element)
         });
-        let stage_bytes = key.bytes() + value.bytes();
+        let scales = ScaleTiles::reserve(k, config.tile_n, specialization);
+        let stage_bytes = key.bytes() + value.bytes() + scales.bytes(config.tile_n);
         for _ in 1..config.stages {
             k.reserve_shared(stage_bytes, 128);
         }
-        Self { key, value, stage_bytes }
+        Self { key, value, scales, stage_bytes }
     }
 }
 
@@ -76,6 +80,7 @@ pub(crate) struct KvPipeline {
     pipeline: CpAsyncPipeline,
     key_copy: TileCopy,
     value_copy: TileCopy,
+    scale_copies: ScaleCopies,
     /// The first key of the block that is copied next.
     next_key: Reg<S32>,
     config: KvPipelineConfig,
@@ -94,12 +99,14 @@ impl KvPipeline {
         shared_base: Reg<U32>,
         thread: Reg<U32>,
     ) -> Self {
-        let KvSource { key, value } = source.starting_at(k, range.begin, config.load_bytes);
+        let scale_copies = ScaleCopies::new(k, tiles.scales, source.scales, shared_base, (thread, config));
+        let KvSource { key, value, .. } = source.starting_at(k, range.begin, config.load_bytes);
         let threads = config.copying_threads();
         Self {
             pipeline: CpAsyncPipeline::new(k, config.stages, tiles.stage_bytes),
             key_copy: TileCopy::new(k, tiles.key, key, shared_base, thread, threads),
             value_copy: TileCopy::new(k, tiles.value, value, shared_base, thread, threads),
+            scale_copies,
             next_key: k.copy(range.begin),
             config,
             stage: (config.producers > 0).then(|| StageIndex::first(k, config.stages, 1)),
@@ -226,6 +233,7 @@ impl KvPipeline {
                 self.value_copy.start_from(k, Some(self.pipeline.write_stage()), skipped, left);
                 self.value_copy.advance(k);
             });
+            self.scale_copies.start(k, self.pipeline.write_stage(), range, (self.next_key, left));
         });
         k.add_to(self.next_key, self.config.tile_n as i32);
         self.pipeline.producer_commit(k);

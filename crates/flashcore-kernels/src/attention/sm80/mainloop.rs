@@ -6,6 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg};
 use super::append::FusedRows;
 use super::element::TensorElement;
 use super::kv_pipeline::{KvPipeline, KvTiles};
+use super::scales::KvScales;
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
 use crate::attention::kv_range::KvRange;
@@ -30,7 +31,7 @@ pub(super) fn run<T: TensorElement>(
 ) {
     let append = FusedRows::new(k, config, context, warp, tiles, range, splits);
     let rotates_query = append.as_ref().is_some_and(FusedRows::rotates_query);
-    let (query_copy, pipeline) = k.section("copies", |k| {
+    let (query_copy, pipeline, scales) = k.section("copies", |k| {
         let query = context.query(k);
         let source = KvSource::new(k, context);
         let query = GlobalRows { vec_bytes: query.vec_bytes.min(config.load_bytes), ..query };
@@ -38,8 +39,11 @@ pub(super) fn run<T: TensorElement>(
             .then(|| TileCopy::new(k, tiles.query, query, warp.shared_base, warp.thread, config.warps * LANES));
         let pipeline =
             KvPipeline::new(k, config.kv_pipeline(), &tiles.kv, range, source, warp.shared_base, warp.thread);
-        (query_copy, pipeline)
+        let scales = KvScales::new(k, config, &tiles.kv, source.scales, warp, range);
+        (query_copy, pipeline, scales)
     });
+    let scaled_context = scales.scaled_context(k, context);
+    let context = &scaled_context;
     let operands = k.section("copies", |k| Operands::<T>::new(k, config, &tiles.kv, warp));
     if let Some(query_copy) = query_copy {
         k.section("load query", |k| {
@@ -61,7 +65,7 @@ pub(super) fn run<T: TensorElement>(
         warp.sync_consumers(k);
         load_query::<T>(k, config, context, warp, tiles)
     });
-    let mainloop = Mainloop::new(k, config, context, warp, operands);
+    let mainloop = Mainloop::new(k, config, context, warp, (operands, scales));
     k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
         pipeline.consumer_wait(k, range);
         if let Some(append) = &append {
@@ -71,9 +75,10 @@ pub(super) fn run<T: TensorElement>(
         pipeline.consumer_release(k, range, block_key);
     });
 
-    let Mainloop { softmax, output, .. } = &mainloop;
+    let Mainloop { softmax, output, scales, .. } = &mainloop;
+    scales.scale_output(k, output);
     let store = |k: &mut Builder| {
-        k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, output));
+        k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, &T::output(output)));
     };
     let merge = match splits {
         Some(Split::Cluster { merge, .. }) => Some(merge),
@@ -100,7 +105,7 @@ fn load_query<T: TensorElement>(
     warp: &Warp,
     tiles: &Tiles,
 ) -> T::Query {
-    let m_tiles = tiles.query_of_warp(k, warp);
+    let m_tiles = tiles.query_of_warp::<T>(k, warp);
     let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
     T::query(k, config, m_tiles, columns)
 }
@@ -111,6 +116,7 @@ struct Mainloop<'a, T: TensorElement> {
     context: &'a TileContext,
     warp: &'a Warp,
     operands: Operands<T>,
+    scales: KvScales,
     scoring: Scoring,
     mask: KeyMask,
     softmax: OnlineSoftmax,
@@ -124,7 +130,7 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
         config: AmpereConfig,
         context: &'a TileContext,
         warp: &'a Warp,
-        operands: Operands<T>,
+        (operands, scales): (Operands<T>, KvScales),
     ) -> Self {
         let value_columns =
             ElementLayout::of(context.specialization.dtype).padded_columns(context.specialization.value_dim);
@@ -136,7 +142,7 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
             .section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.m_tiles, scale, config.rescale, config.exponential));
         let mask = k.section("rows", |k| key_mask(k, context, warp, &scoring.positions));
         let scores = k.section("scores", |k| Accumulator::zero(k, warp.m_tiles, config.keys_per_warp()));
-        Self { config, context, warp, operands, scoring, mask, softmax, scores, output }
+        Self { config, context, warp, operands, scales, scoring, mask, softmax, scores, output }
     }
 
     /// One KV block, which begins at `block_key`.
@@ -149,6 +155,7 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
             let keys = self.operands.keys.in_stage(k, read_stage);
             T::multiply_scores(k, *config, scores, query, keys);
         });
+        self.scales.scale_scores(k, scores, read_stage);
         scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), keys_per_warp));
         k.section("mask", |k| {
             let is_partial = range.is_partial(k, first_key);
@@ -161,6 +168,7 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
             });
         });
         k.section("softmax", |k| self.softmax.update(k, scores, output));
+        self.scales.scale_weights(k, scores, read_stage);
         k.section("output", |k| {
             T::multiply_values(k, *config, output, scores, self.operands.values, read_stage);
         });

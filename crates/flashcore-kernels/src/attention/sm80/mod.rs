@@ -16,8 +16,9 @@ pub(crate) mod element;
 pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
+pub(crate) mod scales;
 
-use flashcore_ir::types::{S32, U32};
+use flashcore_ir::types::{Bf16x2, F16x2, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
 
 use super::kv_range::KvRange;
@@ -30,11 +31,24 @@ use crate::element::ElementLayout;
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
-use crate::primitives::{FragmentPosition, LANES, LaneRows, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
+use crate::primitives::{FragmentPosition, LANES, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
 use append::NewRowTiles;
-use element::TensorElement;
+use element::{Fp8Kv, TensorElement};
+use flashcore_problem::DType;
 use kv_pipeline::{KvPipeline, KvTiles};
+
+/// Writes the kernel for keys and values of 8 bits.
+pub(crate) fn fp8_kernel(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
+    let is_bf16 = specialization.dtype == DType::Bf16;
+    let write = match (is_bf16, specialization.key_value_dtype()) {
+        (true, DType::E5m2) => kernel::<Fp8Kv<Bf16x2, true>>,
+        (true, _) => kernel::<Fp8Kv<Bf16x2, false>>,
+        (false, DType::E5m2) => kernel::<Fp8Kv<F16x2, true>>,
+        (false, _) => kernel::<Fp8Kv<F16x2, false>>,
+    };
+    write(name, config, specialization)
+}
 
 /// Writes the kernel.
 pub(crate) fn kernel<T: TensorElement>(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
@@ -272,9 +286,9 @@ impl Tiles {
     }
 
     /// The addresses of the warp's rows of the query, by 16.
-    fn query_of_warp(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
+    fn query_of_warp<T: TensorElement>(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
         let base = k.eval(warp.shared_base + warp.first_row * self.query.row_bytes());
-        let first = self.query.addresses(k, base, warp.lane, LaneRows::DownFirst);
+        let first = T::query_addresses(k, self.query, base, warp.lane);
         (0..warp.m_tiles).map(|m_tile| first.rows_below(m_tile * MMA_M)).collect()
     }
 }

@@ -17,8 +17,8 @@ use crate::attention::scheduler::WorkTile;
 use crate::attention::split_kv::partial::store_partials;
 use crate::element::Element;
 use crate::primitives::{
-    CHUNK_BYTES, LANES, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile, TensorRows,
-    TmaStoreGuard,
+    CHUNK_BYTES, LANES, LaneColumns, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, SwizzledTile,
+    TensorRows, TmaStoreGuard,
 };
 use flashcore_problem::Operand;
 
@@ -112,7 +112,7 @@ pub(super) fn store<T: Element>(k: &mut Builder, consumer: &Consumer<T>, tile: &
         |k| {
             let first_row = k.add(context.first_row, consumer.row);
             let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
-            let lane = (&rows[..], consumer.position.member);
+            let lane = (&rows[..], consumer.position.member, LaneColumns::Pairs);
             store_partials(k, context, lane, (chunk.splits, chunk.index), softmax, &consumer.output);
         },
         store_all,

@@ -11,7 +11,7 @@ use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::sm80::element::TensorElement;
 use crate::attention::sm80::epilogue::store_chunk;
-use crate::primitives::{Accumulator, OnlineSoftmax, lse_log2, normalize_row};
+use crate::primitives::{Accumulator, LaneColumns, OnlineSoftmax, lse_log2, normalize_row};
 use flashcore_problem::Operand;
 
 /// Bytes of an `f32`.
@@ -51,11 +51,11 @@ impl ClusterMerge {
     }
 
     /// Stores the partial result of the rows of a warp. `rows` are those of the lane in the tile, which is the `member`-th of
-    /// the four that have them.
+    /// the four that have them, with `columns`.
     pub(crate) fn store_partials(
         self,
         k: &mut Builder,
-        (rows, member): (&[Reg<U32>], Reg<U32>),
+        (rows, member, columns): (&[Reg<U32>], Reg<U32>, LaneColumns),
         softmax: &OnlineSoftmax,
         output: &Accumulator,
     ) {
@@ -65,7 +65,7 @@ impl ClusterMerge {
             let to = self.stats(k, rows[index]);
             k.when(is_first, |k| k.store_shared(to, &[*row_max, *row_sum]));
             let row = self.row(k, rows[index]);
-            let lane_columns = k.mad(member, 2 * WORD_BYTES, row);
+            let lane_columns = k.mad(member, columns.lane_step() * WORD_BYTES, row);
             let mut pair = Vec::new();
             output.each(|element_row, column, element| {
                 if element_row != index {
@@ -73,7 +73,7 @@ impl ClusterMerge {
                 }
                 pair.push(element);
                 if let [left, right] = pair[..] {
-                    let column = column - 1;
+                    let column = columns.of_lane_0(column - 1);
                     if column < self.value_dim {
                         let to = SharedAddress::from(lane_columns).plus((column * WORD_BYTES) as i32);
                         k.store_shared(to, &[left, right]);

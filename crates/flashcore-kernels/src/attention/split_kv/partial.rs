@@ -8,7 +8,7 @@ use flashcore_ir::{Builder, Compare, GlobalAddress, Reg};
 
 use crate::attention::TileContext;
 use crate::parameters::SplitParameters;
-use crate::primitives::{Accumulator, OnlineSoftmax};
+use crate::primitives::{Accumulator, LaneColumns, OnlineSoftmax};
 
 /// Bytes of an `f32`.
 const WORD_BYTES: u32 = 4;
@@ -48,18 +48,18 @@ impl PartialRow {
 }
 
 /// Stores the partial result of the rows of a warp. `rows` are those of the lane, which is the `member`-th of the four that
-/// have them.
+/// have them, with `columns`.
 pub(crate) fn store_partials(
     k: &mut Builder,
     context: &TileContext,
-    (rows, member): (&[Reg<U32>], Reg<U32>),
+    (rows, member, columns): (&[Reg<U32>], Reg<U32>, LaneColumns),
     (splits, split): (SplitParameters, Reg<U32>),
     softmax: &OnlineSoftmax,
     output: &Accumulator,
 ) {
     let stats = softmax.row_stats(k);
     let value_dim = context.specialization.value_dim;
-    let column = k.mul(member, 2u32);
+    let column = k.mul(member, columns.lane_step());
     for (index, (row_max, row_sum)) in stats.row_max.iter().zip(&stats.row_sum).enumerate() {
         let row = rows[index];
         let exists = k.compare(Compare::Lt, row, context.end_row);
@@ -76,7 +76,7 @@ pub(crate) fn store_partials(
             }
             pair.push(element);
             if let [left, right] = pair[..] {
-                let column = column - 1;
+                let column = columns.of_lane_0(column - 1);
                 if column < value_dim {
                     let to = GlobalAddress::from(lane_columns).plus((column * WORD_BYTES) as i32);
                     k.when(exists, |k| k.store(to, &[left, right]));

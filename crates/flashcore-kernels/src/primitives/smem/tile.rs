@@ -13,6 +13,7 @@ use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg, SharedAddress};
 
 use crate::element::ElementLayout;
+use crate::primitives::FragmentPosition;
 
 /// Bytes of a chunk: what a lane moves at a time.
 pub(crate) const CHUNK_BYTES: u32 = 16;
@@ -171,6 +172,15 @@ impl SharedTile {
         let (row, chunk) = rows.of_lane(k, lane);
         let first = self.chunk_address(k, base, row, chunk);
         TileAddresses { tile: self, first, row: 0 }
+    }
+
+    /// The addresses at which a lane reads four adjacent 16-bit columns of its row of a fragment, in each 16 columns.
+    pub(crate) fn quads(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
+        let FragmentPosition { group, member } = FragmentPosition::new(k, lane);
+        let chunk = k.shr(member, 1u32);
+        let half = k.and(member, 1u32);
+        let chunk = self.chunk_address(k, base, group, chunk);
+        TileAddresses { tile: self, first: k.mad(half, CHUNK_BYTES / 2, chunk), row: 0 }
     }
 }
 
