@@ -207,7 +207,9 @@ fn scales(problem: &KvCacheProblem, inputs: &mut Inputs, seed: u64) -> [Option<S
     let mut per_token = |operand: Operand, is_on: bool, seed: u64| {
         let mut scale = unwritten_scales(attention.key_shape(), seed);
         let used = Scale::used(operand, scale.strides, attention, &inputs.views());
-        used.into_iter().for_each(|index| scale.data[index] = random_scale(dtype, &mut random));
+        for index in used {
+            scale.data[index] = random_scale(dtype, &mut random);
+        }
         is_on.then_some(scale)
     };
     let scales =

@@ -4,9 +4,12 @@
 //! keys as many as query rows, one, or packed; rotary embedding of all columns or half of them, in both styles; packed
 //! queries; masks. Splits are those of the backends.
 
+use flashcore_kernels::cache::SequencePlan;
 use flashcore_problem::{
     DType, KvCacheProblem, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths, SplitMix64, Strides,
 };
+
+use crate::testkit::verify::SIMULATED_ARCH;
 
 use super::serving::{CAUSAL, WINDOW, base, laid_out};
 
@@ -82,7 +85,8 @@ pub(super) fn growing_caches() -> Vec<GrowingCache> {
 }
 
 /// FP8 caches, quantised on append: every page size with scales that are given, computed, of one tensor and of none.
-pub(super) fn quantized_caches() -> Vec<GrowingCache> {
+/// GPU kernels have 16-bit queries alone.
+pub(super) fn quantized_caches(is_gpu: bool) -> Vec<GrowingCache> {
     let mut all = Vec::new();
     for cache_dtype in DType::FLOAT8 {
         for page_size in [None, Some(4), Some(16), Some(128)] {
@@ -120,7 +124,13 @@ pub(super) fn quantized_caches() -> Vec<GrowingCache> {
             }
         }
     }
+    all.retain(|cache| !is_gpu || cache.problem.attention.dtype != DType::F32 && has_append_kernel(&cache.problem));
     all
+}
+
+/// True if a GPU kernel appends: those that quantise take rows at multiples of 2 codes.
+pub(super) fn has_append_kernel(problem: &KvCacheProblem) -> bool {
+    !problem.append(0).cache_dtype().is_float8() || SequencePlan::new(problem, SIMULATED_ARCH).is_ok()
 }
 
 /// A random problem with a growing cache, or nothing where attention has no use for one. `kind` decides what the kernel is

@@ -55,7 +55,7 @@ pub fn serving(runner: Runner) -> Vec<Case> {
         let backends = backends(runner, &sequences.problem);
         cases.extend(backends.into_iter().map(|backend| sequences.clone().case(seed as u64, backend)));
     }
-    let quantized = if matches!(runner, Runner::Cpu(_)) { quantized_caches() } else { Vec::new() };
+    let quantized = quantized_caches(!matches!(runner, Runner::Cpu(_)));
     for (seed, GrowingCache { problem, lengths }) in growing_caches().into_iter().chain(quantized).enumerate() {
         let case = |backend| Case { lengths, ..Case::with_kv_cache(problem.clone(), seed as u64, backend) };
         cases.extend(backends(runner, &problem.attended()).into_iter().map(case));
