@@ -85,13 +85,13 @@ fn codes_and_scales_are_those_of_the_definition() {
     let given = problem.with_scales(true, true);
     let scaled = inputs.with_k_scale(ScaleView::of_tensor(&[2.0])).with_v_scale(ScaleView::of_tensor(&[0.5]));
     assert_eq!(append(&given, &scaled, None), Ok([vec![0x20, 0x7E, 0x30, 0xB8], vec![0x7F, 0x4C, 0x00, 0x80]]));
-    // Computed ones: the largest magnitude of each row has the code of 448, and a row of zeros the smallest scale.
+    // Computed ones: the largest magnitude of each row has the code of 448, and a row of zeros a scale of 1.
     let computed = given.with_compute_scales(true);
     let (mut key_scales, mut value_scales) = ([7.0; 2], [7.0; 2]);
     let codes = append(&computed, &inputs, Some((&mut key_scales, &mut value_scales)));
     assert_eq!(codes, Ok([vec![0x1E, 0x7E, 0x76, 0xFE], vec![0x7F, 0x7E, 0x00, 0x80]]));
     assert_eq!(key_scales, [1000.0 / 448.0, 2.0 / 448.0]);
-    assert_eq!(value_scales, [3.0 / 448.0, f32::MIN_POSITIVE]);
+    assert_eq!(value_scales, [3.0 / 448.0, 1.0]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::error::CudaError;
 use crate::tensor_map::{EncodedTensorMap, TENSOR_MAP_BYTES};
 
 /// The most arguments of a launch.
-pub const MOST_ARGUMENTS: usize = 112;
+pub const MOST_ARGUMENTS: usize = 128;
 /// Bytes of each argument's slot: the size of the largest argument.
 const PLACE_BYTES: usize = 8;
 

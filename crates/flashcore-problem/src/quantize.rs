@@ -6,12 +6,15 @@
 //!
 //! A scale that is computed is `amax / largest` of the elements it is for, also a division of `f32`: the largest element
 //! has the code of the largest number. `amax` takes no notice of NaN and is at most the largest `f32`, so that an infinity
-//! saturates; the scale is at least 2^-126, the smallest normal number, which is the scale of a row of zeros.
+//! saturates; the scale is at least 2^-126, the smallest normal number. A row of zeros has a scale of 1.
 
 use crate::DType;
 
 /// The scale of elements whose largest magnitude is `amax`.
 pub fn computed_scale(dtype: DType, amax: f32) -> f32 {
+    if amax == 0.0 {
+        return 1.0;
+    }
     (amax.min(f32::MAX) / dtype.largest() as f32).max(f32::MIN_POSITIVE)
 }
 
@@ -59,10 +62,10 @@ mod tests {
     fn scales_are_finite_and_positive_whatever_a_row_holds() {
         for dtype in DType::FLOAT8 {
             for (row, expected) in [
-                (vec![0.0, -0.0], f32::MIN_POSITIVE),
-                (vec![f32::NAN; 3], f32::MIN_POSITIVE),
+                (vec![0.0, -0.0], 1.0),
+                (vec![f32::NAN; 3], 1.0),
                 (vec![f32::from_bits(1)], f32::MIN_POSITIVE),
-                (vec![], f32::MIN_POSITIVE),
+                (vec![], 1.0),
                 (vec![1.0, f32::NEG_INFINITY], f32::MAX / dtype.largest() as f32),
             ] {
                 assert_eq!(row_scale(dtype, &row), expected, "{dtype} {row:?}");

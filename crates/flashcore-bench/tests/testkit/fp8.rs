@@ -249,6 +249,27 @@ fn nan_codes_reach_the_rows_that_attend_them() {
     }
 }
 
+/// As many products as with 16 bits, half the bytes of keys and values, and no bank conflict among their loads.
+#[test]
+fn counters() {
+    for dim in ["64", "128"] {
+        let counters = |cache: Option<DType>, name: &str| {
+            let problem = problem(&format!("1x1x64,256x{dim}"), DType::F16, "full").with_kv_dtype(cache);
+            let plan = LaunchPlan::new(&problem, config(name), Arch::Sm80).expect("a plan");
+            simulate(&plan, &problem, &Inputs::random(&problem, 1), 0).expect("it runs").counters
+        };
+        for name in ["ampere-64x64-2stage-swizzled", "ampere-64x64-2stage-padded"] {
+            let (wide, narrow) = (counters(None, name), counters(Some(DType::E4m3), name));
+            assert_eq!(wide.mma, narrow.mma, "{name}");
+            assert_eq!(narrow.load_matrix.transactions, narrow.load_matrix.requests, "{name}");
+            assert_eq!(narrow.copy_async_writes.transactions, narrow.copy_async_writes.requests, "{name}");
+            // The query takes `ldmatrix` with 16 bits, and other loads with 8: 4 warps, 4 matrices for each 16 columns.
+            let query = 4 * 4 * dim.parse::<u64>().expect("a number") / 16;
+            assert_eq!(2 * narrow.load_matrix.requests, wide.load_matrix.requests - query, "{name}");
+        }
+    }
+}
+
 /// Problems that no kernel takes are refused with what to do.
 #[test]
 fn refusals() {

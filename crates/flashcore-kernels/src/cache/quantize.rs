@@ -170,9 +170,11 @@ impl Quantizer {
             k.max_to(amax, other);
             distance /= 2;
         }
+        let is_zero = k.compare(Compare::Eq, amax, 0.0f32);
         let amax = k.min(amax, f32::MAX);
         let scale = k.div(amax, self.dtype.largest() as f32);
-        k.max(scale, f32::MIN_POSITIVE)
+        let scale = k.max(scale, f32::MIN_POSITIVE);
+        k.select(is_zero, 1.0f32, scale)
     }
 
     fn address(self, k: &mut Builder, place: &CachePlace, head: Reg<U64>) -> Reg<U64> {

@@ -34,6 +34,11 @@ pub fn search_space(config: Config, problem: &Problem, arch: Arch) -> Vec<Config
         Config::Ampere(config) => config.near().into_iter().map(Config::Ampere).collect(),
         Config::Hopper(config) => config.near().into_iter().map(Config::Hopper).collect(),
     };
+    if let Config::Ampere(config) = config
+        && problem.dtypes().key_value.is_float8()
+    {
+        configs.push(Config::Ampere(AmpereConfig { fp8: config.fp8.other(), ..config }));
+    }
     if let Some(keys) = config.chunk_keys() {
         // Chunks stay as long as they are, in whole blocks.
         let shorter = config.with_chunk_keys(keys / 2);
@@ -130,6 +135,12 @@ mod tests {
             }
         }
         let problem = Problem::new(1, 1, 64, 64, DType::F32);
+        let cache = Problem::new(1, 8, 512, 64, DType::F16).with_kv_dtype(Some(DType::E4m3));
+        let converts = |arch| {
+            let space = search_space(Config::ampere(), &cache, arch);
+            space.iter().filter(|config| config.to_string().ends_with("-cvt")).count()
+        };
+        assert_eq!([Arch::Sm80, Arch::Sm89].map(converts), [0, 1]);
         let names: Vec<_> =
             search_space(Config::scalar(), &problem, Arch::Sm80).iter().map(Config::to_string).collect();
         assert_eq!(names, ["scalar-32", "scalar-128"]);

@@ -261,14 +261,20 @@ mod tests {
         let mask = MaskMod::new("mask", |at| (0..20).fold(at.key, |sum, term| sum + term).less(9));
         let mut problem = Problem::new(3, 4, 1000, 64, DType::F16);
         (problem.score_mod, problem.mask_mod) = (Some(score), Some(mask));
+        let scaled = problem.clone().with_kv_dtype(Some(DType::E4m3)).with_k_scale(true).with_v_scale(true);
         let splits = "ampere-64x64-2stage-swizzled-2splits".parse().unwrap();
+        let mut with_scales = 0;
         for config in Config::all().into_iter().chain([splits]) {
-            let Ok(plan) = LaunchPlan::new(&problem, config, Arch::Sm90a) else { continue };
-            for launch in &plan.launches {
-                let arguments = launch.template();
-                assert_eq!(arguments.len(), launch.kernel().parameters.len(), "{config}");
-                assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
+            for problem in [&problem, &scaled] {
+                let Ok(plan) = LaunchPlan::new(problem, config, Arch::Sm90a) else { continue };
+                for launch in &plan.launches {
+                    let arguments = launch.template();
+                    assert_eq!(arguments.len(), launch.kernel().parameters.len(), "{config}");
+                    assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
+                    with_scales += launch.scale_words().len();
+                }
             }
         }
+        assert!(with_scales > 0);
     }
 }

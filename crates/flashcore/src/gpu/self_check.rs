@@ -99,7 +99,7 @@ impl Trial {
 
     /// The small problem.
     pub(super) fn problem(problem: &Problem) -> Problem {
-        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype).with_dtypes(problem.dtypes());
+        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype);
         small.key_heads = 1;
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
@@ -180,10 +180,14 @@ mod tests {
     /// Types, scales, pages and widths of an 8-bit cache are those of the problem.
     #[test]
     fn a_trial_has_the_cache_of_its_problem() {
-        for (dim, pages) in [(64, None), (48, Some(PagedKv::new(16, 100, 50)))] {
+        for (dim, padding, pages) in [(64, 0, None), (64, 4, None), (48, 0, Some(PagedKv::new(16, 100, 50)))] {
             let mut problem = Problem::new(3, 4, 9, dim, DType::Bf16).with_kv_dtype(Some(DType::E4m3));
             (problem.key_length, problem.k_scale, problem.v_scale) = (800, true, true);
             (problem.paged, problem.seqused_k) = (pages, pages.is_some());
+            let mut strides = problem.strides();
+            (strides.key.row, strides.key.head) = (strides.key.row + padding, strides.key.head + 800 * padding);
+            strides.key.batch += 4 * 800 * padding;
+            problem.layout = if padding > 0 { Layout::Strided(strides) } else { problem.layout };
             let trial = Trial::new(&problem, Config::ampere()).unwrap();
             assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
             assert!(trial.inputs.k_scale.as_ref().is_some_and(|scale| !scale.strides.is_constant_in(&trial.problem)));

@@ -35,7 +35,7 @@ pub const FP8: &[Mutation] = mutations! { Group::Fp8;
         |kernel| drop(kernel, Find::every(&["value scales"], is_mul));
     "ampere": "scale-tail-not-zero-filled", "scales of rows that no row attends are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load scales"], is_select), always_copy);
-    "ampere": "scales-of-one-block-late", "scales are read from the stage of another block" =>
+    "ampere": "scales-not-copied", "scales of tokens are never copied to shared memory" =>
         |kernel| drop(kernel, Find::every(&["load scales"], |op| matches!(op, Op::CopyAsync { .. })));
     "ampere": "value-columns-exchanged", "even and odd columns of the values are exchanged" =>
         |kernel| change(kernel, Find::every(&["output", "widen fp8"], is_permute), |op| other_bytes(op, 0x1010));

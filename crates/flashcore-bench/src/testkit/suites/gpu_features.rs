@@ -221,7 +221,7 @@ fn case(
         Runner::Cuda(_) | Runner::Cpu(_) => Backend::Cuda(config),
     };
     let problem = problem((&features, float8));
-    Case { backend, problem, ..features.case(number, Level::Portable, command) }
+    Case { problem, backend, ..features.case(number, Level::Portable, command) }
 }
 
 /// The config, or another of its family where its tiles do not fit; where those of none do, the heads get narrower.

@@ -237,7 +237,9 @@ impl LaneScales {
                 let from = SharedAddress::from(address).plus((tile as u32 * MMA_N * SCALE_BYTES) as i32);
                 let pair = k.load_shared::<F32>(from, 2);
                 if let Some(inverse) = self.inverse {
-                    pair.iter().for_each(|scale| k.mul_to(*scale, inverse));
+                    for scale in &pair {
+                        k.mul_to(*scale, inverse);
+                    }
                 }
                 for tiles in &matrix.m_tiles {
                     for (index, element) in tiles[tile].iter().enumerate() {

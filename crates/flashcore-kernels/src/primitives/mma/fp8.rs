@@ -45,6 +45,15 @@ impl Fp8Widening {
         let exists = to == DType::F16 && arch.compute() >= 89;
         if exists && from == DType::E4m3 { Self::Convert } else { Self::Integer }
     }
+
+    /// The other way.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Integer => Self::Convert,
+            Self::Convert => Self::Integer,
+        }
+    }
 }
 
 /// Places of the bits of a code in a 16-bit float.
