@@ -263,6 +263,7 @@ mod tests {
             case: "a".to_owned(),
             complaints: vec![],
             repeat: "b".to_owned(),
+            saturated: 0,
             milliseconds: 1.5,
             errors: [f64::INFINITY, 0.25, -0.0].map(f64::to_bits),
         };

@@ -43,7 +43,9 @@ fn rows_are_quantised_by_slot() {
                 if value_dim == 40 {
                     problem = problem.with_qk_norm(1e-6);
                 }
-                with_scales(problem).iter().for_each(|problem| check(problem, Placement::Separate));
+                for problem in with_scales(problem) {
+                    check(&problem, Placement::Separate);
+                }
             }
         }
     }

@@ -52,7 +52,7 @@ impl ScaleElement {
                     return Err(format!("element {index} of {tensor} was written; it must stay as it was"));
                 }
                 Some(Self { low, high, may_be_zero, .. })
-                    if !(low <= found && found <= high) && !(*may_be_zero && *found == 1.0) =>
+                    if !(low <= found && found <= high || *may_be_zero && *found == 1.0) =>
                 {
                     return Err(format!("element {index} of {tensor} is {found}; it must be from {low} to {high}"));
                 }

@@ -151,6 +151,17 @@ impl Caller<'_> {
         outputs
     }
 
+    /// Addresses and strides of scales in a struct with bytes.
+    pub(super) fn copy_scales(tensors: &mut Struct, from: &Struct, scales: &[&str]) {
+        for scale in scales {
+            tensors.set(&format!("{scale}.data"), from.get(&format!("{scale}.data.data")));
+            for dimension in ["sequence", "batch", "row", "key_head", "query_head"] {
+                let name = format!("{scale}.strides.{dimension}");
+                tensors.set(&name, from.get(&name));
+            }
+        }
+    }
+
     /// The addresses of a run in one struct; `None` if a range is none that a run may have.
     pub(super) fn tensors(inputs: &Struct, outputs: &Struct) -> Struct {
         let mut tensors = Struct::zeroed("flashcore_tensors_t");
@@ -164,13 +175,7 @@ impl Caller<'_> {
             let name = format!("bias_strides.{dimension}");
             tensors.set(&name, inputs.get(&name));
         }
-        for scale in ["q_scale", "k_scale", "v_scale"] {
-            tensors.set(&format!("{scale}.data"), inputs.get(&format!("{scale}.data.data")));
-            for dimension in ["sequence", "batch", "row", "key_head", "query_head"] {
-                let name = format!("{scale}.strides.{dimension}");
-                tensors.set(&name, inputs.get(&name));
-            }
-        }
+        Self::copy_scales(&mut tensors, inputs, &["q_scale", "k_scale", "v_scale"]);
         for name in ["output", "lse"] {
             tensors.set(name, outputs.get(&format!("{name}.data")));
         }

@@ -88,13 +88,7 @@ impl Caller<'_> {
             tensors.set(cache, caches.get(&format!("{cache}_cache.data")));
         }
         if problem.get("compute_scales") == 1 {
-            for scale in ["k_scale", "v_scale"] {
-                tensors.set(&format!("{scale}.data"), caches.get(&format!("{scale}.data.data")));
-                for dimension in ["sequence", "batch", "row", "key_head", "query_head"] {
-                    let name = format!("{scale}.strides.{dimension}");
-                    tensors.set(&name, caches.get(&name));
-                }
-            }
+            Self::copy_scales(&mut tensors, &caches, &["k_scale", "v_scale"]);
         }
         for name in ["cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm"] {
             rest.set(name, tables.get(&format!("{name}.data")));
