@@ -276,8 +276,7 @@ mod tests {
     /// A program of the shell that answers every number with its case as passed, but for those that `special` handles.
     #[cfg(unix)]
     fn shell(special: &str) -> Command {
-        let answer =
-            r#"echo "[{\"case\":\"$n\",\"complaints\":[],\"repeat\":\"\",\"milliseconds\":1.0,\"errors\":[0,0,0]}]""#;
+        let answer = r#"echo "[{\"case\":\"$n\",\"complaints\":[],\"repeat\":\"\",\"milliseconds\":1.0,\"saturated\":0,\"errors\":[0,0,0]}]""#;
         let mut command = Command::new("sh");
         command.args(["-c", &format!("while read n; do case $n in {special} *) {answer};; esac; done")]);
         command
