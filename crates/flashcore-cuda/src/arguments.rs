@@ -191,7 +191,8 @@ mod tests {
         };
         assert_eq!(error, expected);
         assert_eq!(error.to_string(), "argument 1 of kernel `k`, `p_u32`, is a u32, not S32(-1)");
-        let (types, values) = (parameters(&[Type::U32; MOST_ARGUMENTS + 1]), [Argument::U32(0); MOST_ARGUMENTS + 1]);
+        let (types, values) =
+            (parameters(&[Type::U32; MOST_ARGUMENTS + 1]), vec![Argument::U32(0); MOST_ARGUMENTS + 1]);
         assert_eq!(
             Arguments::new("k", &types, &values, &encode),
             Err(CudaError::TooManyParameters { kernel: name(), parameters: MOST_ARGUMENTS + 1 })

