@@ -78,7 +78,7 @@ fn an_append_quantises() {
         assert_eq!((status, text(flashcore_last_error())), (FLASHCORE_OK, String::new()));
         plan
     };
-    let (key, value, slots) = ([1.0_f32, -2.0], [0.0_f32, 1000.0], [1_i64]);
+    let (key, value, slots) = ([1.0_f32, -2.0], [3.0_f32, 1000.0], [1_i64]);
     let (mut keys, mut values, mut k_scale, mut v_scale) = ([0xAA_u8; 4], [0xAA_u8; 4], [7.0_f32; 2], [7.0_f32; 2]);
     let inputs = AppendInputs { key: bytes(&key), value: bytes(&value), slot_mapping: bytes(&slots), ..zeroed() };
     let outputs = AppendOutputs { key_cache: mut_bytes(&mut keys), value_cache: mut_bytes(&mut values), ..zeroed() };
@@ -88,7 +88,7 @@ fn an_append_quantises() {
     let status = unsafe { flashcore_append_run_host(plan, &raw const given, &raw const outputs) };
     assert_eq!((status, text(flashcore_last_error())), (FLASHCORE_OK, String::new()));
     // 1000 / 0.5 saturates.
-    assert_eq!((keys, values), ([0xAA, 0xAA, 0x30, 0xB8], [0xAA, 0xAA, 0x00, 0x7E]));
+    assert_eq!((keys, values), ([0xAA, 0xAA, 0x30, 0xB8], [0xAA, 0xAA, 0x4C, 0x7E]));
     assert_eq!(flashcore_append_destroy(plan), FLASHCORE_OK);
     let strides = ScaleStrides { batch: 2, row: 1, key_head: 1, ..ScaleStrides::default() };
     let computed = AppendOutputs {
@@ -102,7 +102,7 @@ fn an_append_quantises() {
     // SAFETY: the structs are what they say.
     let status = unsafe { flashcore_append_run_host(plan, &raw const inputs, &raw const computed) };
     assert_eq!((status, text(flashcore_last_error())), (FLASHCORE_OK, String::new()));
-    assert_eq!((keys, values), ([0xAA, 0xAA, 0x76, 0xFE], [0xAA, 0xAA, 0x00, 0x7E]));
+    assert_eq!((keys, values), ([0xAA, 0xAA, 0x76, 0xFE], [0xAA, 0xAA, 0x3B, 0x7E]));
     assert_eq!((k_scale, v_scale), ([7.0, 2.0 / 448.0], [7.0, 1000.0 / 448.0]));
     // SAFETY: the structs are what they say.
     let status = unsafe { flashcore_append_run_host(plan, &raw const given, &raw const computed) };
