@@ -18,6 +18,8 @@ _NUMPY_NAMES = {
     "bfloat16": lib.BF16,
     "float32": lib.F32,
     "float64": lib.F64,
+    "float8_e4m3fn": lib.E4M3,
+    "float8_e5m2": lib.E5M2,
     # Lengths are not negative, so that both have the same bits.
     "int32": "int32",
     "uint32": "int32",
@@ -32,6 +34,8 @@ _DLPACK_NAMES = {
     (0, 32): "int32",
     (1, 32): "uint32",
     (0, 64): "int64",
+    (10, 8): "float8_e4m3fn",
+    (12, 8): "float8_e5m2",
 }
 
 
@@ -174,10 +178,10 @@ def numpy_dtype(dtype: object) -> Any:
     """The numpy type of an element type; bfloat16 is that of ml_dtypes."""
     import numpy
 
-    if dtype == lib.BF16:
+    if dtype == lib.BF16 or dtype in lib.FLOAT8:
         import ml_dtypes
 
-        return numpy.dtype(ml_dtypes.bfloat16)
+        return numpy.dtype(getattr(ml_dtypes, lib.DTYPE_NAMES[dtype]))  # type: ignore[index]
     return numpy.dtype(lib.DTYPE_NAMES.get(dtype, str(dtype)))  # type: ignore[call-overload]
 
 

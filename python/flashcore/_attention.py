@@ -48,6 +48,11 @@ def attention(
     return_lse: bool = False,
     device: "Optional[str]" = None,
     stream: int = 0,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    kv_dtype: "Optional[str]" = None,
+    out_dtype: Any = None,
 ) -> Any:
     """Computes softmax(scale * q k^T + bias) v.
 
@@ -65,6 +70,11 @@ def attention(
     bias: float32 `[batch, head, row, key]`, 1 where it is the same; added to the scaled scores.
     cu_seqlens_*, max_seqlen_*, seqused_*, leftpad_k, kv_batch_idx, page_table: int32 arrays of packed, padded and paged
         sequences; with `page_table`, `k` and `v` are `[page, row, head, column]` ("bshd") or `[page, head, row, column]`.
+    q_scale, k_scale, v_scale: float32, the numbers that the codes of FP8 tensors are multiplied by: one, one for each KV
+        head, `[batch, KV head]`, or one for each row, of the shape of the tensor without its columns. FP8 tensors are
+        float8_e4m3fn and float8_e5m2 of torch and ml_dtypes; `k` and `v` are FP8 under a query of any type, or all three.
+    kv_dtype: the type of uint8 arrays of codes, "float8_e4m3fn" or "float8_e5m2".
+    out_dtype: "float16" or "bfloat16", the type of the output of an FP8 query; bfloat16 unless given.
     out: array to write into. GPU arrays other than torch's and CuPy's need it.
     return_lse: also returns the log-sum-exp, float32 `[batch, head, row]`, or `[head, row]` of packed rows.
     device: "cuda" computes numpy arrays on the GPU: they are copied there and back.
@@ -80,16 +90,18 @@ def attention(
             softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
             seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table, out=out,
-            return_lse=return_lse,
+            return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, kv_dtype=kv_dtype,
+            out_dtype=out_dtype,
         )  # fmt: skip
     plan, views, result, lse = _plan(
         q, k, v, layout, scale, causal, window_size, alignment, softcap,
         {
             "alibi_slopes": alibi_slopes, "sinks": sinks, "bias": bias, "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q, "seqused_k": seqused_k, "leftpad_k": leftpad_k,
-            "kv_batch_idx": kv_batch_idx, "page_table": page_table,
+            "kv_batch_idx": kv_batch_idx, "page_table": page_table, "q_scale": q_scale, "k_scale": k_scale,
+            "v_scale": v_scale,
         },
-        max_seqlen_q, max_seqlen_k, out, return_lse, device, stream,
+        max_seqlen_q, max_seqlen_k, out, return_lse, device, stream, kv_dtype, out_dtype,
     )  # fmt: skip
     if plan is not None:
         plan.run([view.address for view in views], stream)
@@ -99,7 +111,7 @@ def attention(
 def _plan(
     q: Any, k: Any, v: Any, layout: str, scale: "Optional[float]", causal: bool, window_size: "Tuple[int, int]",
     alignment: str, softcap: float, given: "Dict[str, Any]", max_q: "Optional[int]", max_k: "Optional[int]", out: Any,
-    return_lse: bool, device: "Optional[str]", stream: int,
+    return_lse: bool, device: "Optional[str]", stream: int, kv_dtype: "Optional[str]", out_dtype: "Optional[str]",
 ) -> "Tuple[Optional[Plan], list, Any, Any]":  # fmt: skip
     """The plan of a call, its views in the order of the plan's operands, and its outputs."""
     if layout not in ("bhsd", "bshd"):
@@ -107,11 +119,16 @@ def _plan(
     if alignment not in ("bottom_right", "top_left"):
         raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
     views = [arrays.view("q", q, stream), arrays.view("k", k, stream), arrays.view("v", v, stream)]
+    if kv_dtype is not None:
+        views[1:] = [_as_codes(name, view, kv_dtype) for name, view in zip("kv", views[1:])]
     operands = {name: arrays.view(name, array, stream) for name, array in given.items() if array is not None}
+    if layout == "bhsd":
+        operands.update({name: _row_major(operands[name]) for name in lib.SCALES if name in operands})
     query, key, value = (view.tensor for view in views)
     is_bhsd, is_packed = layout == "bhsd", cu_packed(given)
     out_shape = (*query.shape[:-1], value.shape[-1]) if query.shape and value.shape else ()
-    result = arrays.empty(q, out_shape, query.dtype, query.device) if out is None else out
+    result_dtype = query.dtype if query.dtype not in lib.FLOAT8 else arrays.code_of(str(out_dtype or "bfloat16"))
+    result = arrays.empty(q, out_shape, result_dtype, query.device) if out is None else out
     views.append(arrays.view("out", result, stream))
     lse = None
     if return_lse:
@@ -139,6 +156,25 @@ def _plan(
         # The plan keeps a workspace for each stream.
         views.append(arrays.View(0, query, None))
     return plan, views, result, lse
+
+
+def _as_codes(name: str, view: arrays.View, kv_dtype: str) -> arrays.View:
+    """A view of bytes as codes of an FP8 type."""
+    code = arrays.code_of(str(kv_dtype).replace("torch.", ""))
+    if code not in lib.FLOAT8:
+        raise InvalidArgument(f"kv_dtype is {kv_dtype!r}; it must be 'float8_e4m3fn' or 'float8_e5m2'")
+    if view.tensor.dtype not in ("uint8", code):
+        raise InvalidArgument(f"{name} is {view.tensor.dtype} and kv_dtype is {kv_dtype}; it must be uint8 codes of that type")
+    return view._replace(tensor=view.tensor._replace(dtype=code))
+
+
+def _row_major(view: arrays.View) -> arrays.View:
+    """[batch, row, head] of a scale [batch, head, row]; other scales as they are."""
+    tensor = view.tensor
+    if len(tensor.shape) != 3:
+        return view
+    (b, h, s), (batch, head, row) = tensor.shape, tensor.strides
+    return view._replace(tensor=tensor._replace(shape=(b, s, h), strides=(batch, row, head)))
 
 
 def cu_packed(given: "Dict[str, Any]") -> bool:

@@ -12,7 +12,7 @@ from typing import Dict, NoReturn, Optional, Tuple
 
 from ._errors import FlashcoreError, of_status
 
-F16, BF16, F32, F64 = range(4)
+F16, BF16, F32, F64, E4M3, E5M2 = range(6)
 MASK_NONE, MASK_CAUSAL, MASK_WINDOW = range(3)
 TOP_LEFT, BOTTOM_RIGHT = range(2)
 LAYOUT_STRIDED = 3
@@ -20,8 +20,13 @@ CPU, CUDA = range(2)
 ROTARY_NONE, ROTARY_NEOX, ROTARY_GPTJ = range(3)
 LSE_NATURAL, LSE_BASE_2 = range(2)
 
-ITEM_BYTES = {F16: 2, BF16: 2, F32: 4, F64: 8}
-DTYPE_NAMES = {F16: "float16", BF16: "bfloat16", F32: "float32", F64: "float64"}
+ITEM_BYTES = {F16: 2, BF16: 2, F32: 4, F64: 8, E4M3: 1, E5M2: 1}
+DTYPE_NAMES = {
+    F16: "float16", BF16: "bfloat16", F32: "float32", F64: "float64", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
+}  # fmt: skip
+FLOAT8 = (E4M3, E5M2)
+SCALES = ("q_scale", "k_scale", "v_scale")
+SCALE_STRIDES = ("sequence", "batch", "row", "key_head", "query_head")
 
 
 def _words(*names: str) -> list:
@@ -30,6 +35,11 @@ def _words(*names: str) -> list:
 
 def _ints(*names: str) -> list:
     return [(name, c_int32) for name in names]
+
+
+def _scales(*names: str) -> "list[str]":
+    """Scales of FP8 tensors: the address of each, and its strides."""
+    return [word for name in names for word in (name, *(f"{name}.{dimension}" for dimension in SCALE_STRIDES))]
 
 
 class Strides(Structure):
@@ -52,6 +62,9 @@ class Problem(Structure):
         + _ints("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table")
         + _words("total_q", "total_k", "kv_batch", "page_size", "num_pages", "table_width", "table_stride")
         + _ints("lse_base", "lse_without_sink")
+        + [("score_mod", c_char_p), ("mask_mod", c_char_p)]
+        + _words("aux_f32", "aux_i32")
+        + _ints("kv_dtype", "out_dtype", *SCALES, "reserved_scales")
     )
 
 
@@ -68,6 +81,7 @@ class AppendProblem(Structure):
             (f"{tensor}_strides", Strides)
             for tensor in ("query", "query_output", "key", "value", "key_cache", "value_cache")
         ]
+        + _ints("cache_dtype", "k_scale", "v_scale", "compute_scales")
     )
 
 
@@ -82,6 +96,7 @@ class KvCacheProblem(Structure):
         + [("norm_eps", c_float)]
         + _ints("reserved")
         + [(f"{tensor}_strides", Strides) for tensor in ("new_key", "new_value")]
+        + _ints("compute_scales", "reserved_scales")
     )
 
 
@@ -103,6 +118,7 @@ DEVICE_TENSORS = {
         + [f"bias_strides.{dimension}" for dimension in ("batch", "head", "row", "key")]
         + ["aux_f32", "aux_i32", "workspace"]
         + ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table"]
+        + _scales(*SCALES)
     )
 }
 APPEND_TENSORS = {
@@ -110,6 +126,7 @@ APPEND_TENSORS = {
     for index, name in enumerate(
         ["struct_size", "key", "value", "key_cache", "value_cache", "slot_mapping", "query", "query_output"]
         + ["positions", "cos", "sin", "query_norm", "key_norm", "tokens"]
+        + _scales("k_scale", "v_scale")
     )
 }
 KVCACHE_TENSORS = {
@@ -143,14 +160,16 @@ INPUTS = _host(
     *[f"bias_strides.{dimension}" for dimension in ("batch", "head", "row", "key")],
     *["seqused_k", "aux_f32", "aux_i32", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx"],
     "page_table",
+    *_scales(*SCALES),
 )
 OUTPUTS = _host("output", "lse")
 APPEND_INPUTS = _host(
-    "key", "value", "slot_mapping", "query", "positions", "cos", "sin", "query_norm", "key_norm"
+    "key", "value", "slot_mapping", "query", "positions", "cos", "sin", "query_norm", "key_norm",
+    *_scales("k_scale", "v_scale"),
 )
-APPEND_OUTPUTS = _host("key_cache", "value_cache", "value.offset", "query")
+APPEND_OUTPUTS = _host("key_cache", "value_cache", "value.offset", "query", *_scales("k_scale", "v_scale"))
 KVCACHE_INPUTS = _host("cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm")
-KVCACHES = _host("key_cache", "value_cache", "value.offset")
+KVCACHES = _host("key_cache", "value_cache", "value.offset", *_scales("k_scale", "v_scale"))
 MERGE_INPUTS = {"struct_size": 0, "part_outputs": 1, "part_lses": 2, "": 3}
 MERGE_OUTPUTS = _host("output", "lse")
 
@@ -201,12 +220,12 @@ def _load(file: str) -> ctypes.CDLL:
         "plan_run_host": (status, [plan, address, address]),
         "plan_describe": (text, [plan]),
         "plan_destroy": (status, [plan]),
-        "append_problem_init": (status, [POINTER(AppendProblem)] + [word] * 6 + [c_int32]),
+        "append_problem_init_sized": (status, [POINTER(AppendProblem)] + [word] * 7 + [c_int32]),
         "append_create": (status, [POINTER(AppendProblem), c_int32, c_int32, POINTER(plan)]),
         "append_launch": (status, [plan, address, address]),
         "append_run_host": (status, [plan, address, address]),
         "append_destroy": (status, [plan]),
-        "kvcache_problem_init": (status, [POINTER(KvCacheProblem), POINTER(Problem), word]),
+        "kvcache_problem_init_sized": (status, [POINTER(KvCacheProblem), word, POINTER(Problem), word]),
         "kvcache_create": (
             status, [POINTER(Problem), POINTER(KvCacheProblem), c_int32, c_int32, POINTER(plan)],
         ),

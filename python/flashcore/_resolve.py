@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from ctypes import byref, sizeof
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _library as lib
 from ._errors import InvalidArgument, Unsupported
@@ -172,8 +172,18 @@ def attention_problem(
     for name, tensor in (("k", k), ("v", v)):
         if len(tensor.shape) != (3 if is_packed_k else 4):
             raise _shape_error(name, tensor, key_shape)
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-        check_tensor(name, tensor, dtype, device)
+    is_float8, is_float8_kv = dtype in lib.FLOAT8, k.dtype in lib.FLOAT8
+    kv_dtype: int = k.dtype if is_float8_kv else dtype  # type: ignore[assignment]
+    if is_float8 and not is_float8_kv:
+        raise InvalidArgument(f"q is {dtype_name(dtype)} and k is {dtype_name(k.dtype)}; with an FP8 query all are FP8")
+    if is_float8 and out.dtype not in (lib.F16, lib.BF16):
+        raise InvalidArgument(f"out is {dtype_name(out.dtype)}; with an FP8 query it must be float16 or bfloat16")
+    out_dtype: int = out.dtype if is_float8 else dtype  # type: ignore[assignment]
+    for name, tensor, wanted_type, of in (
+        ("q", q, dtype, "q"), ("k", k, kv_dtype, "q"), ("v", v, kv_dtype, "k" if is_float8_kv else "q"),
+        ("out", out, out_dtype, "q"),
+    ):  # fmt: skip
+        check_tensor(name, tensor, wanted_type, device, of)
     if k.shape[-1] != q.shape[-1]:
         raise InvalidArgument(f"the head dim of k is {k.shape[-1]} and that of q {q.shape[-1]}; they must be equal")
     if v.shape[:-1] != k.shape[:-1]:
@@ -194,6 +204,8 @@ def attention_problem(
         )
     )
     problem.key_heads, problem.value_dim = k.shape[-2], v.shape[-1]
+    problem.kv_dtype = kv_dtype if is_float8_kv else 0
+    problem.out_dtype = out_dtype if is_float8 else 0
     if options.scale is not None:
         problem.scale = options.scale
     elif q.shape[-1]:
@@ -244,6 +256,10 @@ def attention_problem(
             _check_bias(tensor, (batch, q.shape[-2], problem.query_length, problem.key_length), device)
             problem.bias = 1
             continue
+        if name in lib.SCALES:
+            check_scale(name, tensor, q if name == "q_scale" else k, batch, problem.key_heads)
+            setattr(problem, name, 1)
+            continue
         if name not in shapes:
             raise InvalidArgument(f"there is no operand {name}; there are {', '.join(sorted(shapes))} and bias")
         check_operand(name, tensor, shapes[name], device)
@@ -268,21 +284,61 @@ _HOST = lib.joined((lib.INPUTS, {}), (lib.OUTPUTS, {}))
 _DEVICE = lib.joined((lib.DEVICE_TENSORS, {}))
 
 
-def constants_of(operands: "Dict[str, Tensor]") -> "Dict[str, int]":
-    """Words of the structs that are no addresses: the strides of a bias."""
-    if "bias" not in operands:
-        return {}
-    bias = operands["bias"]
-    return {
-        f"bias_strides.{dimension}": stride if size > 1 else 0
-        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides)
-    }
+def check_scale(name: str, scale: Tensor, tensor: Tensor, batch: int, key_heads: int) -> None:
+    """Checks the scale of an FP8 tensor."""
+    if tensor.dtype not in lib.FLOAT8:
+        raise InvalidArgument(
+            f"{name} is given and {name[0]} is {dtype_name(tensor.dtype)}; scales are for float8_e4m3fn and float8_e5m2"
+        )
+    if scale.device != tensor.device:
+        raise InvalidArgument(
+            f"{name} is on {device_name(scale.device)} and q on {device_name(tensor.device)}; move them to one device"
+        )
+    if scale.dtype != lib.F32:
+        raise InvalidArgument(f"{name} is {dtype_name(scale.dtype)}; it must be float32: convert it")
+    rows = tuple(tensor.shape[:-1]) if len(tensor.shape) == 4 else (1, *tensor.shape[:-1])
+    allowed = [(), (1,), (key_heads,), (batch, key_heads), rows]
+    if tuple(scale.shape) not in allowed:
+        raise _shape_error(
+            name, scale, f"() for one of the tensor, {(key_heads,)}, {(batch, key_heads)}, or one for each row, {rows}"
+        )
+    if any(stride < 0 for stride in scale.strides):
+        raise InvalidArgument(f"{name} has strides {tuple(scale.strides)}; they must not be negative: copy it")
+
+
+def scale_strides(name: str, scale: Tensor, query_heads: int, key_heads: int) -> "Dict[str, int]":
+    """The words of the strides of a scale."""
+    strides = [stride if size > 1 else 0 for size, stride in zip(scale.shape, scale.strides)]
+    words = dict.fromkeys(lib.SCALE_STRIDES, 0)
+    if len(strides) == 3:
+        words["batch"], words["row"], words["key_head"] = strides
+        if name == "q_scale":
+            words["query_head"] = strides[2]
+            words["key_head"] = strides[2] * (query_heads // max(key_heads, 1))
+    elif len(strides) == 2:
+        words["sequence"], words["key_head"] = strides
+    elif len(strides) == 1:
+        words["key_head"] = strides[0]
+    return {f"{name}.{dimension}": stride for dimension, stride in words.items()}
+
+
+def constants_of(operands: "Dict[str, Tensor]", query_heads: int = 0, key_heads: int = 0) -> "Dict[str, int]":
+    """Words of the structs that are no addresses: the strides of a bias and of scales."""
+    constants: "Dict[str, int]" = {}
+    for name in lib.SCALES:
+        if name in operands:
+            constants.update(scale_strides(name, operands[name], query_heads, key_heads))
+    if "bias" in operands:
+        bias = operands["bias"]
+        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides):
+            constants[f"bias_strides.{dimension}"] = stride if size > 1 else 0
+    return constants
 
 
 def sizes_of(problem: lib.Problem, tensors: "Dict[str, Tensor]", has_lse: bool, operands: "Dict[str, Tensor]") -> "List[Tuple[str, int]]":
     """Bytes of all operands: `tensors`, the LSE if there is one, then `operands`, whose elements have 4 bytes."""
-    item = lib.ITEM_BYTES[problem.dtype]
-    sizes = [(name, item * extent(tensor.shape, tensor.strides)) for name, tensor in tensors.items()]
+    items: Any = lib.ITEM_BYTES
+    sizes = [(name, items[tensor.dtype] * extent(tensor.shape, tensor.strides)) for name, tensor in tensors.items()]
     if has_lse:
         rows = problem.total_q if problem.cu_seqlens_q else problem.batch * problem.query_length
         sizes.append(("lse", 4 * rows * problem.query_heads))
@@ -305,7 +361,8 @@ def plan_of(
     handle = create_continuation(problem, place) if functions is CONTINUE else create(problem, *place, options.config)
     sizes = sizes_of(problem, {"query": q, "key": k, "value": v, "output": out}, options.lse, operands)
     structs = _HOST if is_host else _DEVICE
-    return Plan(handle, place, functions, structs, sizes, constants_of(operands), problem, is_host)
+    constants = constants_of(operands, problem.query_heads, problem.key_heads)
+    return Plan(handle, place, functions, structs, sizes, constants, problem, is_host)
 
 
 def refuse(what: str, instead: str) -> Unsupported:

@@ -427,7 +427,7 @@ def test_bad_input(device):
         (lambda: ops.varlen_forward(q[0], q[0], q[0], torch.tensor([0, 70], device=device), None, 70, 70), "k has shape"),
         (lambda: ops.forward_out(q, q, q, out=q.float()), "out is torch.float32"),
         (lambda: ft.forward(q, q, q.transpose(1, 3)), "v has shape|the columns of v are 128 elements apart"),
-        (lambda: ft.forward(q.to(torch.float8_e4m3fn), q, q), "q is float8_e4m3fn; it must be float16"),
+        (lambda: ft.forward(q.to(torch.float8_e4m3fn), q, q), "with an FP8 query all are FP8"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q.float(), q, ints(device, [0])), "k is float32 and q is float16"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q[..., :32], q, ints(device, [0])), r"k has shape \(1, 70, 2, 32\)"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q, q, ints(device, [0]).long()), "cache_seqlens is torch.int64"),

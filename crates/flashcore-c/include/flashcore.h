@@ -239,11 +239,18 @@ typedef struct flashcore_problem_t {
   uint64_t aux_f32;
   // Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
   uint64_t aux_i32;
-  // FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8 (CPU only, without
-  // scales); 0 for dtype.
+  // FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8; 0 for dtype.
   int32_t kv_dtype;
   // FLASHCORE_DTYPE_F16 or FLASHCORE_DTYPE_BF16: the elements of the output where dtype is FLASHCORE_DTYPE_E4M3; else 0.
   int32_t out_dtype;
+  // 1 if an FP8 query has a scale; else 0.
+  int32_t q_scale;
+  // 1 if an FP8 key has a scale; else 0.
+  int32_t k_scale;
+  // 1 if an FP8 value has a scale; else 0.
+  int32_t v_scale;
+  // Must be 0.
+  int32_t reserved_scales;
 } flashcore_problem_t;
 
 // Distances in elements between neighbours of each dimension of a bias; 0 repeats one element.
@@ -257,6 +264,29 @@ typedef struct flashcore_bias_strides_t {
   // From one key to the next.
   uint64_t key;
 } flashcore_bias_strides_t;
+
+// Distances in elements between neighbours of each dimension of a scale of an FP8 tensor; 0 repeats one element. All 0 is
+// one scale of the tensor, key_head alone one for each KV head.
+typedef struct flashcore_scale_strides_t {
+  // From one sequence of the batch to the next, wherever its rows lie.
+  uint64_t sequence;
+  // From one batch of the tensor to the next; of a paged cache, from one page to the next.
+  uint64_t batch;
+  // From one row of the tensor to the next, in its batch or page.
+  uint64_t row;
+  // From one KV head to the next.
+  uint64_t key_head;
+  // From one query head to the next of those that share a KV head; for the query alone.
+  uint64_t query_head;
+} flashcore_scale_strides_t;
+
+// The scale of an FP8 tensor, which its codes are multiplied by.
+typedef struct flashcore_scale_t {
+  // The first of the floats.
+  const float *data;
+  // Their strides.
+  struct flashcore_scale_strides_t strides;
+} flashcore_scale_t;
 
 // Addresses of everything that a call reads and writes: device memory for a launch, the host's for a run. Set all of it to
 // zero first; operands that the problem does not have stay null.
@@ -307,6 +337,12 @@ typedef struct flashcore_tensors_t {
   // The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
   // key of a sequence may hold anything.
   const int32_t *page_table;
+  // The scale of an FP8 query.
+  struct flashcore_scale_t q_scale;
+  // The scale of an FP8 key; written by an append that computes scales.
+  struct flashcore_scale_t k_scale;
+  // The scale of an FP8 value; written by an append that computes scales.
+  struct flashcore_scale_t v_scale;
 } flashcore_tensors_t;
 
 // Bytes to be read. Null with 0 bytes means that there are none.
@@ -316,6 +352,14 @@ typedef struct flashcore_bytes_t {
   // Number of bytes.
   uint64_t bytes;
 } flashcore_bytes_t;
+
+// The scale of an FP8 tensor in the host's memory.
+typedef struct flashcore_scale_bytes_t {
+  // The floats.
+  struct flashcore_bytes_t data;
+  // Their strides.
+  struct flashcore_scale_strides_t strides;
+} flashcore_scale_bytes_t;
 
 // Everything that is read, in the host's memory. Operands that the problem does not have stay null.
 typedef struct flashcore_inputs_t {
@@ -356,6 +400,12 @@ typedef struct flashcore_inputs_t {
   // The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
   // key of a sequence may hold anything.
   struct flashcore_bytes_t page_table;
+  // The scale of an FP8 query.
+  struct flashcore_scale_bytes_t q_scale;
+  // The scale of an FP8 key.
+  struct flashcore_scale_bytes_t k_scale;
+  // The scale of an FP8 value.
+  struct flashcore_scale_bytes_t v_scale;
 } flashcore_inputs_t;
 
 // Bytes to be written. Null with 0 bytes means that there are none.
@@ -399,7 +449,7 @@ typedef struct flashcore_append_problem_t {
   uint64_t num_pages;
   // Rows of a page.
   uint64_t page_size;
-  // FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of all tensors.
+  // FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of all tensors, but for caches with a cache_dtype.
   int32_t dtype;
   // FLASHCORE_ROTARY_*: the rotary embedding of query and key.
   int32_t rotary;
@@ -429,6 +479,15 @@ typedef struct flashcore_append_problem_t {
   struct flashcore_strides_t key_cache_strides;
   // Strides of the value cache.
   struct flashcore_strides_t value_cache_strides;
+  // FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of the caches, to which new keys and values are
+  // quantised; 0 for dtype.
+  int32_t cache_dtype;
+  // 1 if keys have a scale in an FP8 cache; else 0.
+  int32_t k_scale;
+  // 1 if values have a scale in an FP8 cache; else 0.
+  int32_t v_scale;
+  // 1 if those scales are computed, one for each row and head of the cache, and written; 0 if they are given.
+  int32_t compute_scales;
 } flashcore_append_problem_t;
 
 // Addresses of device memory: everything that an append reads and writes. Set all of it to zero first; what the problem
@@ -462,6 +521,10 @@ typedef struct flashcore_append_tensors_t {
   const void *key_norm;
   // Tokens of this launch, at most those of the problem; 0 for as many.
   uint64_t tokens;
+  // The scale of keys in an FP8 cache; written where scales are computed.
+  struct flashcore_scale_t k_scale;
+  // The scale of values in an FP8 cache; written where scales are computed.
+  struct flashcore_scale_t v_scale;
 } flashcore_append_tensors_t;
 
 // Everything that an append reads, in the host's memory. What the problem does not have stays null.
@@ -486,7 +549,19 @@ typedef struct flashcore_append_inputs_t {
   struct flashcore_bytes_t query_norm;
   // Weights of the norm of the key.
   struct flashcore_bytes_t key_norm;
+  // The scale of keys in an FP8 cache, where it is given.
+  struct flashcore_scale_bytes_t k_scale;
+  // The scale of values in an FP8 cache, where it is given.
+  struct flashcore_scale_bytes_t v_scale;
 } flashcore_append_inputs_t;
+
+// The scale of an FP8 tensor in the host's memory, to be written.
+typedef struct flashcore_scale_mut_bytes_t {
+  // The floats.
+  struct flashcore_mut_bytes_t data;
+  // Their strides.
+  struct flashcore_scale_strides_t strides;
+} flashcore_scale_mut_bytes_t;
 
 // Everything that an append writes, in the host's memory. None of it may overlap anything else.
 typedef struct flashcore_append_outputs_t {
@@ -500,6 +575,10 @@ typedef struct flashcore_append_outputs_t {
   uint64_t value_offset;
   // The query output.
   struct flashcore_mut_bytes_t query;
+  // The scales of keys in an FP8 cache, where they are computed.
+  struct flashcore_scale_mut_bytes_t k_scale;
+  // The scales of values in an FP8 cache, where they are computed.
+  struct flashcore_scale_mut_bytes_t v_scale;
 } flashcore_append_outputs_t;
 
 // The append before attention with a KV cache that grows (flash_attn_with_kvcache): everything about it except the numbers
@@ -538,6 +617,11 @@ typedef struct flashcore_kvcache_problem_t {
   struct flashcore_strides_t new_key_strides;
   // Strides of the new values.
   struct flashcore_strides_t new_value_strides;
+  // 1 if the scales of new keys and values in an FP8 cache (kv_dtype of the attention) are computed, one for each row and
+  // head, and written; 0 if they are given.
+  int32_t compute_scales;
+  // Must be 0.
+  int32_t reserved_scales;
 } flashcore_kvcache_problem_t;
 
 // Addresses of device memory: what attention with a growing KV cache has beside a flashcore_tensors_t. Set all of it
@@ -592,6 +676,10 @@ typedef struct flashcore_kvcaches_t {
   struct flashcore_mut_bytes_t value_cache;
   // Elements from the first of the key cache to the first of the value cache, where that is null.
   uint64_t value_offset;
+  // The scales of the key cache, where those of new keys are computed.
+  struct flashcore_scale_mut_bytes_t k_scale;
+  // The scales of the value cache, where those of new values are computed.
+  struct flashcore_scale_mut_bytes_t v_scale;
 } flashcore_kvcaches_t;
 
 // A merge of partial results of attention over disjoint keys: everything about it except the numbers in its tensors.
@@ -849,6 +937,10 @@ flashcore_status_t flashcore_plan_destroy(struct flashcore_plan_t *plan);
 // Fills the problem of an append: contiguous [token, head, column] and [page, row, head, column], values as wide as keys,
 // without rotary embedding and norm.
 //
+// The function writes the fields up to value_cache_strides, and their size: a program that was compiled with an older
+// header has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other languages
+// call flashcore_append_problem_init_sized().
+//
 // # Safety
 //
 // `problem` must be null, which is an error, or point to a flashcore_append_problem_t that can be written.
@@ -860,6 +952,21 @@ flashcore_status_t flashcore_append_problem_init(struct flashcore_append_problem
                                                  uint64_t num_pages,
                                                  uint64_t page_size,
                                                  int32_t dtype);
+
+// Like flashcore_append_problem_init(), with all fields: `struct_size` is sizeof(flashcore_append_problem_t) of the caller.
+//
+// # Safety
+//
+// `problem` must be null, which is an error, or point to `struct_size` bytes that can be written.
+flashcore_status_t flashcore_append_problem_init_sized(struct flashcore_append_problem_t *problem,
+                                                       uint64_t struct_size,
+                                                       uint64_t tokens,
+                                                       uint64_t query_heads,
+                                                       uint64_t key_heads,
+                                                       uint64_t head_dim,
+                                                       uint64_t num_pages,
+                                                       uint64_t page_size,
+                                                       int32_t dtype);
 
 // Makes a plan for an append on a device. On a GPU this compiles the kernel, or finds it in the cache.
 //
@@ -904,6 +1011,10 @@ flashcore_status_t flashcore_append_destroy(struct flashcore_append_t *plan);
 // Fills the append before attention: new_length keys for each sequence of the attention, new keys and values contiguous
 // [batch, row, head, column], without rotary embedding and norm.
 //
+// The function writes the fields up to new_value_strides, and their size: a program that was compiled with an older header
+// has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other languages call
+// flashcore_kvcache_problem_init_sized().
+//
 // # Safety
 //
 // `attention` must be null, which is an error, or point to a flashcore_problem_t. `problem` must be null, which is an
@@ -911,6 +1022,17 @@ flashcore_status_t flashcore_append_destroy(struct flashcore_append_t *plan);
 flashcore_status_t flashcore_kvcache_problem_init(struct flashcore_kvcache_problem_t *problem,
                                                   const struct flashcore_problem_t *attention,
                                                   uint64_t new_length);
+
+// Like flashcore_kvcache_problem_init(), with all fields: `struct_size` is sizeof(flashcore_kvcache_problem_t) of the caller.
+//
+// # Safety
+//
+// `attention` must be null, which is an error, or point to a flashcore_problem_t. `problem` must be null, which is an
+// error, or point to `struct_size` bytes that can be written.
+flashcore_status_t flashcore_kvcache_problem_init_sized(struct flashcore_kvcache_problem_t *problem,
+                                                        uint64_t struct_size,
+                                                        const struct flashcore_problem_t *attention,
+                                                        uint64_t new_length);
 
 // Makes a plan for attention with a growing KV cache on a device. Key and value of the attention are the caches, and its
 // seqused_k must be 1. On a GPU this compiles the kernels, or finds them in the cache.
@@ -1097,3 +1219,9 @@ const char *flashcore_configs(void);
 /* flashcore_problem_init() of a program that is compiled with this header fills all fields of its flashcore_problem_t. */
 #define flashcore_problem_init(problem, batch, heads, length, head_dim, dtype) \
   flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)
+/* So do those of append and kvcache. */
+#define flashcore_append_problem_init(problem, tokens, query_heads, key_heads, head_dim, num_pages, page_size, dtype) \
+  flashcore_append_problem_init_sized(problem, sizeof(flashcore_append_problem_t), tokens, query_heads, key_heads, \
+                                      head_dim, num_pages, page_size, dtype)
+#define flashcore_kvcache_problem_init(problem, attention, new_length) \
+  flashcore_kvcache_problem_init_sized(problem, sizeof(flashcore_kvcache_problem_t), attention, new_length)

@@ -9,8 +9,11 @@ use api::{
     TensorView, TensorViewMut,
 };
 
-use crate::operands::{Bytes, BytesMut, Range, check_apart, slice_of, slice_of_mut};
-use crate::problem::{Strides, dtype, size, strides, switch, unknown};
+use crate::operands::{
+    Bytes, BytesMut, Range, Scale, ScaleBytes, ScaleMutBytes, check_apart, scale_strides, scale_view, scale_view_mut,
+    slice_of, slice_of_mut,
+};
+use crate::problem::{Strides, dtype, float8, size, strides, switch, unknown};
 use crate::registry;
 use crate::sized::{self, SizedStruct, check_pointer};
 use crate::status::{Failure, Status, guarded};
@@ -51,7 +54,7 @@ pub struct AppendProblem {
     pub num_pages: u64,
     /// Rows of a page.
     pub page_size: u64,
-    /// FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of all tensors.
+    /// FLASHCORE_DTYPE_F16, _BF16 or _F32: the elements of all tensors, but for caches with a cache_dtype.
     pub dtype: i32,
     /// FLASHCORE_ROTARY_*: the rotary embedding of query and key.
     pub rotary: i32,
@@ -81,6 +84,15 @@ pub struct AppendProblem {
     pub key_cache_strides: Strides,
     /// Strides of the value cache.
     pub value_cache_strides: Strides,
+    /// FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of the caches, to which new keys and values are
+    /// quantised; 0 for dtype.
+    pub cache_dtype: i32,
+    /// 1 if keys have a scale in an FP8 cache; else 0.
+    pub k_scale: i32,
+    /// 1 if values have a scale in an FP8 cache; else 0.
+    pub v_scale: i32,
+    /// 1 if those scales are computed, one for each row and head of the cache, and written; 0 if they are given.
+    pub compute_scales: i32,
 }
 
 /// Addresses of device memory: everything that an append reads and writes. Set all of it to zero first; what the problem
@@ -116,6 +128,10 @@ pub struct AppendTensors {
     pub key_norm: *const c_void,
     /// Tokens of this launch, at most those of the problem; 0 for as many.
     pub tokens: u64,
+    /// The scale of keys in an FP8 cache; written where scales are computed.
+    pub k_scale: Scale,
+    /// The scale of values in an FP8 cache; written where scales are computed.
+    pub v_scale: Scale,
 }
 
 /// Everything that an append reads, in the host's memory. What the problem does not have stays null.
@@ -142,6 +158,10 @@ pub struct AppendInputs {
     pub query_norm: Bytes,
     /// Weights of the norm of the key.
     pub key_norm: Bytes,
+    /// The scale of keys in an FP8 cache, where it is given.
+    pub k_scale: ScaleBytes,
+    /// The scale of values in an FP8 cache, where it is given.
+    pub v_scale: ScaleBytes,
 }
 
 /// Everything that an append writes, in the host's memory. None of it may overlap anything else.
@@ -158,12 +178,16 @@ pub struct AppendOutputs {
     pub value_offset: u64,
     /// The query output.
     pub query: BytesMut,
+    /// The scales of keys in an FP8 cache, where they are computed.
+    pub k_scale: ScaleMutBytes,
+    /// The scales of values in an FP8 cache, where they are computed.
+    pub v_scale: ScaleMutBytes,
 }
 
 // SAFETY: `repr(C)` of integers and floats, the first of them the size.
 unsafe impl SizedStruct for AppendProblem {
     const NAME: &'static str = "flashcore_append_problem_t";
-    const LEAST_BYTES: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = offset_of!(Self, cache_dtype);
 }
 
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
@@ -193,6 +217,9 @@ impl AppendProblem {
         problem.query_heads = size("query_heads", self.query_heads)?;
         problem.value_dim = size("value_dim", self.value_dim)?;
         problem.qk_norm = switch("qk_norm", self.qk_norm)?.then_some(QkNorm { eps: self.norm_eps });
+        problem.cache_dtype = float8("cache_dtype", self.cache_dtype)?;
+        (problem.k_scale, problem.v_scale) = (switch("k_scale", self.k_scale)?, switch("v_scale", self.v_scale)?);
+        problem.compute_scales = switch("compute_scales", self.compute_scales)?;
         let positions = match self.position_bits {
             32 => PositionType::I32,
             64 => PositionType::I64,
@@ -239,6 +266,10 @@ pub(crate) fn rotary(
 /// Fills the problem of an append: contiguous [token, head, column] and [page, row, head, column], values as wide as keys,
 /// without rotary embedding and norm.
 ///
+/// The function writes the fields up to value_cache_strides, and their size: a program that was compiled with an older
+/// header has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other languages
+/// call flashcore_append_problem_init_sized().
+///
 /// # Safety
 ///
 /// `problem` must be null, which is an error, or point to a flashcore_append_problem_t that can be written.
@@ -253,8 +284,43 @@ pub unsafe extern "C" fn flashcore_append_problem_init(
     page_size: u64,
     dtype: i32,
 ) -> Status {
+    let struct_size = AppendProblem::LEAST_BYTES as u64;
+    // SAFETY: the caller promises that the fields of the first header can be written.
+    unsafe {
+        flashcore_append_problem_init_sized(
+            problem,
+            struct_size,
+            tokens,
+            query_heads,
+            key_heads,
+            head_dim,
+            num_pages,
+            page_size,
+            dtype,
+        )
+    }
+}
+
+/// Like flashcore_append_problem_init(), with all fields: `struct_size` is sizeof(flashcore_append_problem_t) of the caller.
+///
+/// # Safety
+///
+/// `problem` must be null, which is an error, or point to `struct_size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_append_problem_init_sized(
+    problem: *mut AppendProblem,
+    struct_size: u64,
+    tokens: u64,
+    query_heads: u64,
+    key_heads: u64,
+    head_dim: u64,
+    num_pages: u64,
+    page_size: u64,
+    dtype: i32,
+) -> Status {
     guarded(|| {
         check_pointer("problem", problem)?;
+        let bytes = sized::possible_size::<AppendProblem>("", struct_size)?;
         self::dtype(dtype)?;
         let token = |heads: u64| {
             let row = heads.saturating_mul(head_dim);
@@ -263,6 +329,7 @@ pub unsafe extern "C" fn flashcore_append_problem_init(
         let keys = token(key_heads);
         let cache = Strides { batch: keys.row.saturating_mul(page_size), ..keys };
         let initial = AppendProblem {
+            struct_size,
             tokens,
             query_heads,
             key_heads,
@@ -281,8 +348,8 @@ pub unsafe extern "C" fn flashcore_append_problem_init(
             value_cache_strides: cache,
             ..sized::zeroed()
         };
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { problem.write(initial) };
+        // SAFETY: not null and aligned, and the caller promises that so many bytes can be written.
+        unsafe { sized::write(problem, bytes, &initial) };
         Ok(())
     })
 }
@@ -341,7 +408,9 @@ pub unsafe extern "C" fn flashcore_append_launch(
         )
         .with_query(at(given.query), at(given.query_output))
         .with_rotary(at(given.positions), at(given.cos), at(given.sin))
-        .with_qk_norm(at(given.query_norm), at(given.key_norm));
+        .with_qk_norm(at(given.query_norm), at(given.key_norm))
+        .with_k_scale(at(given.k_scale.data.cast()), scale_strides("k_scale", given.k_scale.strides)?)
+        .with_v_scale(at(given.v_scale.data.cast()), scale_strides("v_scale", given.v_scale.strides)?);
         if given.tokens != 0 {
             tensors = tensors.with_tokens(size("tokens", given.tokens)?);
         }
@@ -395,11 +464,16 @@ unsafe fn views<'a>(
     let sin = Range::read("inputs.sin", inputs.sin, table)?;
     let query_norm = Range::read("inputs.query_norm", inputs.query_norm, element)?;
     let key_norm = Range::read("inputs.key_norm", inputs.key_norm, element)?;
-    let key_cache = Range::written("outputs.key_cache", outputs.key_cache, element)?;
-    let value_cache = Range::written("outputs.value_cache", outputs.value_cache, element)?;
+    let cache_dtype = problem.cache_dtype();
+    let key_cache = Range::written("outputs.key_cache", outputs.key_cache, cache_dtype.size_bytes())?;
+    let value_cache = Range::written("outputs.value_cache", outputs.value_cache, cache_dtype.size_bytes())?;
     let query_output = Range::written("outputs.query", outputs.query, element)?;
-    let read = [key, value, slots, query, positions, cos, sin, query_norm, key_norm];
-    check_apart(&read, &[key_cache, value_cache, query_output])?;
+    let k_given = Range::read("inputs.k_scale", inputs.k_scale.data, size_of::<f32>())?;
+    let v_given = Range::read("inputs.v_scale", inputs.v_scale.data, size_of::<f32>())?;
+    let k_written = Range::written("outputs.k_scale", outputs.k_scale.data, size_of::<f32>())?;
+    let v_written = Range::written("outputs.v_scale", outputs.v_scale.data, size_of::<f32>())?;
+    let read = [key, value, slots, query, positions, cos, sin, query_norm, key_norm, k_given, v_given];
+    check_apart(&read, &[key_cache, value_cache, query_output, k_written, v_written])?;
     // SAFETY: the contract of this function; what is written is apart from everything else.
     unsafe {
         let view = |range, dtype| slice_of(range).map(|data| TensorView { dtype, data });
@@ -413,14 +487,18 @@ unsafe fn views<'a>(
         };
         (views.cos, views.sin) = (view(cos, table_dtype), view(sin, table_dtype));
         (views.query_norm, views.key_norm) = (view(query_norm, dtype), view(key_norm, dtype));
-        let key_cache = TensorViewMut { dtype, data: slice_of_mut(key_cache).unwrap_or_default() };
+        views.k_scale = scale_view("k_scale", k_given, inputs.k_scale.strides)?;
+        views.v_scale = scale_view("v_scale", v_given, inputs.v_scale.strides)?;
+        let key_cache = TensorViewMut { dtype: cache_dtype, data: slice_of_mut(key_cache).unwrap_or_default() };
         let mut written = match slice_of_mut(value_cache) {
-            Some(data) => ApiOutputs::new(key_cache, TensorViewMut { dtype, data }),
+            Some(data) => ApiOutputs::new(key_cache, TensorViewMut { dtype: cache_dtype, data }),
             None => ApiOutputs::interleaved(key_cache, size("value_offset", outputs.value_offset)?),
         };
         if let Some(data) = slice_of_mut(query_output) {
             written = written.with_query(TensorViewMut { dtype, data });
         }
+        written.k_scale = scale_view_mut("k_scale", k_written, outputs.k_scale.strides)?;
+        written.v_scale = scale_view_mut("v_scale", v_written, outputs.v_scale.strides)?;
         Ok((views, written))
     }
 }

@@ -4,12 +4,15 @@ use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 
 use api::{
-    KvCacheInputs as ApiInputs, KvCacheOutputs as ApiOutputs, KvCachePlan, KvCacheProblem as ApiProblem,
+    DTypes, KvCacheInputs as ApiInputs, KvCacheOutputs as ApiOutputs, KvCachePlan, KvCacheProblem as ApiProblem,
     KvCacheTensors as ApiTensors, PositionType, QkNorm, TensorView, TensorViewMut,
 };
 
 use crate::append::rotary;
-use crate::operands::{self, Bytes, BytesMut, Inputs, Outputs, Range, Tensors, check_apart, slice_of, slice_of_mut};
+use crate::operands::{
+    self, Bytes, BytesMut, Inputs, Outputs, Range, ScaleBytes, ScaleMutBytes, Tensors, check_apart, scale_view_mut,
+    slice_of, slice_of_mut,
+};
 use crate::problem::{Problem, Strides, size, strides, switch};
 use crate::registry;
 use crate::sized::{self, SizedStruct, check_pointer};
@@ -58,6 +61,11 @@ pub struct KvCacheProblem {
     pub new_key_strides: Strides,
     /// Strides of the new values.
     pub new_value_strides: Strides,
+    /// 1 if the scales of new keys and values in an FP8 cache (kv_dtype of the attention) are computed, one for each row and
+    /// head, and written; 0 if they are given.
+    pub compute_scales: i32,
+    /// Must be 0.
+    pub reserved_scales: i32,
 }
 
 /// Addresses of device memory: what attention with a growing KV cache has beside a flashcore_tensors_t. Set all of it
@@ -118,12 +126,16 @@ pub struct KvCaches {
     pub value_cache: BytesMut,
     /// Elements from the first of the key cache to the first of the value cache, where that is null.
     pub value_offset: u64,
+    /// The scales of the key cache, where those of new keys are computed.
+    pub k_scale: ScaleMutBytes,
+    /// The scales of the value cache, where those of new values are computed.
+    pub v_scale: ScaleMutBytes,
 }
 
 // SAFETY: `repr(C)` of integers and floats, the first of them the size.
 unsafe impl SizedStruct for KvCacheProblem {
     const NAME: &'static str = "flashcore_kvcache_problem_t";
-    const LEAST_BYTES: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = offset_of!(Self, compute_scales);
 }
 
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
@@ -141,13 +153,17 @@ unsafe impl SizedStruct for KvCacheInputs {
 // SAFETY: `repr(C)` of addresses and integers, the first of them the size.
 unsafe impl SizedStruct for KvCaches {
     const NAME: &'static str = "flashcore_kvcaches_t";
-    const LEAST_BYTES: usize = size_of::<Self>();
+    const LEAST_BYTES: usize = offset_of!(Self, k_scale);
 }
 
 impl KvCacheProblem {
     fn to_api(self, attention: api::Problem) -> Result<ApiProblem, Failure> {
         if self.reserved != 0 {
             return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
+        }
+        if self.reserved_scales != 0 {
+            let given = self.reserved_scales;
+            return Err(Failure::argument(format!("problem.reserved_scales is {given}; it must be 0")));
         }
         let is_lengths_on = attention.seqused_k;
         let mut problem = ApiProblem::new(attention, size("new_length", self.new_length)?);
@@ -157,6 +173,7 @@ impl KvCacheProblem {
         problem.rotary = rotary(self.rotary, table, self.table_dtype, PositionType::I32)?;
         problem.rotary_seqlens = switch("rotary_seqlens", self.rotary_seqlens)?;
         problem.qk_norm = switch("qk_norm", self.qk_norm)?.then_some(QkNorm { eps: self.norm_eps });
+        problem.compute_scales = switch("compute_scales", self.compute_scales)?;
         problem.new_key = strides("new_key_strides", self.new_key_strides)?;
         problem.new_value = strides("new_value_strides", self.new_value_strides)?;
         Ok(problem)
@@ -165,6 +182,10 @@ impl KvCacheProblem {
 
 /// Fills the append before attention: new_length keys for each sequence of the attention, new keys and values contiguous
 /// [batch, row, head, column], without rotary embedding and norm.
+///
+/// The function writes the fields up to new_value_strides, and their size: a program that was compiled with an older header
+/// has no room for more. In C and C++ a macro of the same name takes its place and writes all fields; other languages call
+/// flashcore_kvcache_problem_init_sized().
 ///
 /// # Safety
 ///
@@ -176,8 +197,27 @@ pub unsafe extern "C" fn flashcore_kvcache_problem_init(
     attention: *const Problem,
     new_length: u64,
 ) -> Status {
+    let struct_size = KvCacheProblem::LEAST_BYTES as u64;
+    // SAFETY: the caller promises that the fields of the first header can be written.
+    unsafe { flashcore_kvcache_problem_init_sized(problem, struct_size, attention, new_length) }
+}
+
+/// Like flashcore_kvcache_problem_init(), with all fields: `struct_size` is sizeof(flashcore_kvcache_problem_t) of the caller.
+///
+/// # Safety
+///
+/// `attention` must be null, which is an error, or point to a flashcore_problem_t. `problem` must be null, which is an
+/// error, or point to `struct_size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flashcore_kvcache_problem_init_sized(
+    problem: *mut KvCacheProblem,
+    struct_size: u64,
+    attention: *const Problem,
+    new_length: u64,
+) -> Status {
     guarded(|| {
         check_pointer("problem", problem)?;
+        let bytes = sized::possible_size::<KvCacheProblem>("", struct_size)?;
         // SAFETY: the caller promises that it is null or a problem of its size.
         let attention = unsafe { sized::read("attention", attention) }?;
         let contiguous = |columns: u64| {
@@ -185,14 +225,15 @@ pub unsafe extern "C" fn flashcore_kvcache_problem_init(
             Strides { batch: row.saturating_mul(new_length), head: columns, row }
         };
         let initial = KvCacheProblem {
+            struct_size,
             new_length,
             table_dtype: attention.dtype,
             new_key_strides: contiguous(attention.head_dim),
             new_value_strides: contiguous(attention.value_dim),
             ..sized::zeroed()
         };
-        // SAFETY: not null and aligned, and the caller promises that it can be written.
-        unsafe { problem.write(initial) };
+        // SAFETY: not null and aligned, and the caller promises that so many bytes can be written.
+        unsafe { sized::write(problem, bytes, &initial) };
         Ok(())
     })
 }
@@ -318,9 +359,17 @@ pub unsafe extern "C" fn flashcore_kvcache_run_tensors(
         let plan = registry::find(plan)?;
         // SAFETY: the caller promises that they are null or these structs, of their sizes.
         let (attention, tensors) = unsafe { (sized::read("attention", attention)?, sized::read("tensors", tensors)?) };
-        let (inputs, outputs) = attention.to_host(&plan.problem().attention)?;
+        let (mut inputs, outputs) = attention.to_host(&plan.problem().attention)?;
         let written = |Bytes { data, bytes }: Bytes| BytesMut { data: data.cast_mut(), bytes };
-        let caches = KvCaches { key_cache: written(inputs.key), value_cache: written(inputs.value), ..sized::zeroed() };
+        let mut caches =
+            KvCaches { key_cache: written(inputs.key), value_cache: written(inputs.value), ..sized::zeroed() };
+        if plan.problem().compute_scales {
+            // Scales that are computed are written, and no inputs.
+            let nothing = sized::zeroed::<Inputs>();
+            let moved = |ScaleBytes { data, strides }: ScaleBytes| ScaleMutBytes { data: written(data), strides };
+            (caches.k_scale, caches.v_scale) = (moved(inputs.k_scale), moved(inputs.v_scale));
+            (inputs.k_scale, inputs.v_scale) = (nothing.k_scale, nothing.v_scale);
+        }
         if caches.value_cache.data.is_null() {
             return Err(Failure::argument("attention.value is null; it must be the value cache"));
         }
@@ -386,25 +435,32 @@ unsafe fn views<'a>(
     let sin = Range::read("inputs.sin", inputs.sin, table)?;
     let query_norm = Range::read("inputs.query_norm", inputs.query_norm, element)?;
     let key_norm = Range::read("inputs.key_norm", inputs.key_norm, element)?;
-    let key_cache = Range::written("caches.key_cache", caches.key_cache, element)?;
-    let value_cache = Range::written("caches.value_cache", caches.value_cache, element)?;
-    let [mut read, mut written] = operands::ranges(attention, outputs, problem.attention.dtypes())?;
+    let cache_dtype = problem.append(0).cache_dtype();
+    let key_cache = Range::written("caches.key_cache", caches.key_cache, cache_dtype.size_bytes())?;
+    let value_cache = Range::written("caches.value_cache", caches.value_cache, cache_dtype.size_bytes())?;
+    let k_scale = Range::written("caches.k_scale", caches.k_scale.data, size_of::<f32>())?;
+    let v_scale = Range::written("caches.v_scale", caches.v_scale.data, size_of::<f32>())?;
+    // Key and value of the attention are the new ones, of the type of the query.
+    let types = DTypes { key_value: dtype, ..problem.attention.dtypes() };
+    let [mut read, mut written] = operands::ranges(attention, outputs, types)?;
     read.extend([offsets, starts, cos, sin, query_norm, key_norm]);
-    written.extend([key_cache, value_cache]);
+    written.extend([key_cache, value_cache, k_scale, v_scale]);
     check_apart(&read, &written)?;
     // SAFETY: the contract of this function; what is written is apart from everything else.
     unsafe {
-        let (attention, attended) = operands::views(attention, outputs, problem.attention.dtypes())?;
+        let (attention, attended) = operands::views(attention, outputs, types)?;
         let view = |range, dtype| slice_of(range).map(|data| TensorView { dtype, data });
         let mut views = ApiInputs::new(attention);
         (views.cu_seqlens_k_new, views.rotary_seqlens) = (slice_of(offsets), slice_of(starts));
         (views.cos, views.sin) = (view(cos, table_dtype), view(sin, table_dtype));
         (views.query_norm, views.key_norm) = (view(query_norm, dtype), view(key_norm, dtype));
-        let key_cache = TensorViewMut { dtype, data: slice_of_mut(key_cache).unwrap_or_default() };
-        let outputs = match slice_of_mut(value_cache) {
-            Some(data) => ApiOutputs::new(key_cache, TensorViewMut { dtype, data }, attended),
+        let key_cache = TensorViewMut { dtype: cache_dtype, data: slice_of_mut(key_cache).unwrap_or_default() };
+        let mut outputs = match slice_of_mut(value_cache) {
+            Some(data) => ApiOutputs::new(key_cache, TensorViewMut { dtype: cache_dtype, data }, attended),
             None => ApiOutputs::interleaved(key_cache, size("value_offset", caches.value_offset)?, attended),
         };
+        outputs.k_scale = scale_view_mut("k_scale", k_scale, caches.k_scale.strides)?;
+        outputs.v_scale = scale_view_mut("v_scale", v_scale, caches.v_scale.strides)?;
         Ok((views, outputs))
     }
 }

@@ -9,8 +9,9 @@ use std::mem::{offset_of, size_of};
 use std::slice;
 
 use api::{
-    BiasStrides as ApiBiasStrides, BiasView, DTypes, DeviceTensors as ApiDeviceTensors, InputViews, Operand,
-    OutputViews, Problem as ApiProblem, TensorView, TensorViewMut,
+    BiasStrides as ApiBiasStrides, BiasView, CallStrides, DTypes, DeviceTensors as ApiDeviceTensors, InputViews,
+    Operand, OutputViews, Problem as ApiProblem, ScaleStrides as ApiScaleStrides, ScaleView, ScaleViewMut, TensorView,
+    TensorViewMut,
 };
 
 use crate::sized::{self, SizedStruct};
@@ -48,6 +49,53 @@ pub struct BiasStrides {
     pub row: u64,
     /// From one key to the next.
     pub key: u64,
+}
+
+/// Distances in elements between neighbours of each dimension of a scale of an FP8 tensor; 0 repeats one element. All 0 is
+/// one scale of the tensor, key_head alone one for each KV head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScaleStrides {
+    /// From one sequence of the batch to the next, wherever its rows lie.
+    pub sequence: u64,
+    /// From one batch of the tensor to the next; of a paged cache, from one page to the next.
+    pub batch: u64,
+    /// From one row of the tensor to the next, in its batch or page.
+    pub row: u64,
+    /// From one KV head to the next.
+    pub key_head: u64,
+    /// From one query head to the next of those that share a KV head; for the query alone.
+    pub query_head: u64,
+}
+
+/// The scale of an FP8 tensor, which its codes are multiplied by.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// The first of the floats.
+    pub data: *const f32,
+    /// Their strides.
+    pub strides: ScaleStrides,
+}
+
+/// The scale of an FP8 tensor in the host's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ScaleBytes {
+    /// The floats.
+    pub data: Bytes,
+    /// Their strides.
+    pub strides: ScaleStrides,
+}
+
+/// The scale of an FP8 tensor in the host's memory, to be written.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ScaleMutBytes {
+    /// The floats.
+    pub data: BytesMut,
+    /// Their strides.
+    pub strides: ScaleStrides,
 }
 
 /// Addresses of everything that a call reads and writes: device memory for a launch, the host's for a run. Set all of it to
@@ -101,6 +149,12 @@ pub struct Tensors {
     /// The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
     /// key of a sequence may hold anything.
     pub page_table: *const i32,
+    /// The scale of an FP8 query.
+    pub q_scale: Scale,
+    /// The scale of an FP8 key; written by an append that computes scales.
+    pub k_scale: Scale,
+    /// The scale of an FP8 value; written by an append that computes scales.
+    pub v_scale: Scale,
 }
 
 /// Everything that is read, in the host's memory. Operands that the problem does not have stay null.
@@ -144,6 +198,12 @@ pub struct Inputs {
     /// The page table: int32_t, a row of table_width pages for each sequence, or for each of kv_batch. Entries after the last
     /// key of a sequence may hold anything.
     pub page_table: Bytes,
+    /// The scale of an FP8 query.
+    pub q_scale: ScaleBytes,
+    /// The scale of an FP8 key.
+    pub k_scale: ScaleBytes,
+    /// The scale of an FP8 value.
+    pub v_scale: ScaleBytes,
 }
 
 /// Everything that is written, in the host's memory. None of it may overlap anything else.
@@ -186,7 +246,8 @@ macro_rules! define_conversions {
             $stream:literal, $fill:ident,
             $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
         strided { $($strided:tt)* }
-        scales { $($scales:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
     ) => {
         impl Tensors {
             /// The tensors of a launch in Rust.
@@ -197,6 +258,9 @@ macro_rules! define_conversions {
                 $(tensors.$input = self.$input.addr() as u64;)*
                 tensors.bias = self.bias.addr() as u64;
                 tensors.bias_strides = bias_strides(self.bias_strides)?;
+                $(tensors = tensors.$with_scale(
+                    self.$scale.data.addr() as u64, scale_strides(stringify!($scale), self.$scale.strides)?,
+                );)*
                 tensors.workspace = self.workspace.addr() as u64;
                 Ok(tensors)
             }
@@ -207,7 +271,10 @@ macro_rules! define_conversions {
                     let message = "tensors.workspace is set; it is for a launch on a GPU and must be null in a run";
                     return Err(Failure::argument(message));
                 }
-                let strides = bias_strides(self.bias_strides)?;
+                let strides = CallStrides {
+                    bias: bias_strides(self.bias_strides)?,
+                    scales: [$(scale_strides(stringify!($scale), self.$scale.strides)?,)*],
+                };
                 let bytes = |operand: Operand, data: *const c_void| -> Result<Bytes, Failure> {
                     if data.is_null() {
                         return Ok(Bytes { data, bytes: 0 });
@@ -231,6 +298,10 @@ macro_rules! define_conversions {
                     bias: bytes(Operand::Bias, self.bias.cast())?,
                     bias_strides: self.bias_strides,
                     $($input: bytes(Operand::$Input, self.$input.cast())?,)*
+                    $($scale: ScaleBytes {
+                        data: bytes(Operand::$Scale, self.$scale.data.cast())?,
+                        strides: self.$scale.strides,
+                    },)*
                     ..sized::zeroed()
                 };
                 let outputs = Outputs {
@@ -251,6 +322,7 @@ macro_rules! define_conversions {
                 Range::read("inputs.value", inputs.value, key_size)?,
                 Range::read("inputs.bias", inputs.bias, size_of::<f32>())?,
                 $(Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?,)*
+                $(Range::read(concat!("inputs.", stringify!($scale)), inputs.$scale.data, size_of::<f32>())?,)*
             ];
             let written = vec![
                 Range::written("outputs.output", outputs.output, output_size)?,
@@ -278,10 +350,12 @@ macro_rules! define_conversions {
             let bias = Range::read("inputs.bias", inputs.bias, size_of::<f32>())?;
             $(let $input =
                 Range::read(concat!("inputs.", stringify!($input)), inputs.$input, size_of::<$input_type>())?;)*
+            $(let $scale =
+                Range::read(concat!("inputs.", stringify!($scale)), inputs.$scale.data, size_of::<f32>())?;)*
             let output = Range::written("outputs.output", outputs.output, output_size)?;
             $(let $output =
                 Range::written(concat!("outputs.", stringify!($output)), outputs.$output, size_of::<$output_type>())?;)*
-            check_apart(&[query, key, value, $($input,)* bias], &[output, $($output,)*])?;
+            check_apart(&[query, key, value, $($input,)* bias, $($scale,)*], &[output, $($output,)*])?;
 
             // SAFETY: the ranges were checked, do not overlap what is written, and can be read as the caller promises.
             let inputs = unsafe {
@@ -294,6 +368,7 @@ macro_rules! define_conversions {
                 views.bias = slice_of(bias)
                     .map(|data| Ok::<_, Failure>(BiasView { data, strides: bias_strides(inputs.bias_strides)? }))
                     .transpose()?;
+                $(views.$scale = scale_view(stringify!($scale), $scale, inputs.$scale.strides)?;)*
                 views
             };
             // SAFETY: the ranges were checked, overlap nothing else, and can be written as the caller promises.
@@ -379,6 +454,49 @@ fn bias_strides(strides: BiasStrides) -> Result<ApiBiasStrides, Failure> {
         row: size(strides.row)?,
         key: size(strides.key)?,
     })
+}
+
+pub(crate) fn scale_strides(scale: &str, strides: ScaleStrides) -> Result<ApiScaleStrides, Failure> {
+    let size = |value: u64| {
+        usize::try_from(value).map_err(|_| Failure::argument(format!("a stride of {scale} is {value}; too large")))
+    };
+    Ok(ApiScaleStrides {
+        sequence: size(strides.sequence)?,
+        batch: size(strides.batch)?,
+        row: size(strides.row)?,
+        key_head: size(strides.key_head)?,
+        query_head: size(strides.query_head)?,
+    })
+}
+
+/// The view of a scale, where there is one.
+///
+/// # Safety
+///
+/// That of [`slice_of`].
+pub(crate) unsafe fn scale_view<'a>(
+    scale: &str,
+    range: Option<Range>,
+    strides: ScaleStrides,
+) -> Result<Option<ScaleView<'a>>, Failure> {
+    let strides = scale_strides(scale, strides)?;
+    // SAFETY: the contract of this function.
+    Ok(unsafe { slice_of(range) }.map(|data| ScaleView { data, strides }))
+}
+
+/// The view of a scale that is written, where there is one.
+///
+/// # Safety
+///
+/// That of [`slice_of_mut`].
+pub(crate) unsafe fn scale_view_mut<'a>(
+    scale: &str,
+    range: Option<Range>,
+    strides: ScaleStrides,
+) -> Result<Option<ScaleViewMut<'a>>, Failure> {
+    let strides = scale_strides(scale, strides)?;
+    // SAFETY: the contract of this function.
+    Ok(unsafe { slice_of_mut(range) }.map(|data| ScaleViewMut { data, strides }))
 }
 
 /// # Safety

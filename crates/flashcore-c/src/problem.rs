@@ -158,11 +158,18 @@ pub struct Problem {
     pub aux_f32: u64,
     /// Entries of the table of integers that score_mod and mask_mod read; 0 if they read none.
     pub aux_i32: u64,
-    /// FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8 (CPU only, without
-    /// scales); 0 for dtype.
+    /// FLASHCORE_DTYPE_E4M3 or FLASHCORE_DTYPE_E5M2: the elements of key and value, a KV cache in FP8; 0 for dtype.
     pub kv_dtype: i32,
     /// FLASHCORE_DTYPE_F16 or FLASHCORE_DTYPE_BF16: the elements of the output where dtype is FLASHCORE_DTYPE_E4M3; else 0.
     pub out_dtype: i32,
+    /// 1 if an FP8 query has a scale; else 0.
+    pub q_scale: i32,
+    /// 1 if an FP8 key has a scale; else 0.
+    pub k_scale: i32,
+    /// 1 if an FP8 value has a scale; else 0.
+    pub v_scale: i32,
+    /// Must be 0.
+    pub reserved_scales: i32,
 }
 
 // SAFETY: `repr(C)` of integers, floats and addresses, the first of them the size.
@@ -180,6 +187,10 @@ impl Problem {
     pub(crate) unsafe fn to_api(self) -> Result<ApiProblem, Failure> {
         if self.reserved != 0 {
             return Err(Failure::argument(format!("problem.reserved is {}; it must be 0", self.reserved)));
+        }
+        if self.reserved_scales != 0 {
+            let given = self.reserved_scales;
+            return Err(Failure::argument(format!("problem.reserved_scales is {given}; it must be 0")));
         }
         let alignment = match self.alignment {
             FLASHCORE_ALIGNMENT_TOP_LEFT => Alignment::TopLeft,
@@ -277,7 +288,8 @@ macro_rules! define_switches {
         strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
             $strided_fill:ident,
             $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ident, $with_strided_switch:ident;)* }
-        scales { $($scales:tt)* }
+        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
+            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ident, $with_scale_switch:ident;)* }
     ) => {
         impl Problem {
             /// Sets the switches of the operands.
@@ -285,6 +297,7 @@ macro_rules! define_switches {
                 $(read_switch!(self, problem, $output, $output_switch: $output_switch_type);)*
                 $(read_switch!(self, problem, $input, $input_switch: $input_switch_type);)*
                 $(read_switch!(self, problem, $strided, $strided_switch: $strided_switch_type);)*
+                $(read_switch!(self, problem, $scale, $scale_switch: $scale_switch_type);)*
                 Ok(())
             }
         }
@@ -293,15 +306,20 @@ macro_rules! define_switches {
 
 api::operands!(define_switches);
 
+/// The type of an FP8 cache; 0 for none.
+pub(crate) fn float8(field: &str, value: i32) -> Result<Option<DType>, Failure> {
+    match value {
+        0 => Ok(None),
+        FLASHCORE_DTYPE_E4M3 => Ok(Some(DType::E4m3)),
+        FLASHCORE_DTYPE_E5M2 => Ok(Some(DType::E5m2)),
+        other => Err(unknown(field, other, "0, FLASHCORE_DTYPE_E4M3, FLASHCORE_DTYPE_E5M2")),
+    }
+}
+
 impl Problem {
     /// The types of key and value and of the output, where they are not that of the query.
     fn other_dtypes(self, query: DType) -> Result<(Option<DType>, Option<DType>), Failure> {
-        let kv_dtype = match self.kv_dtype {
-            0 => None,
-            FLASHCORE_DTYPE_E4M3 => Some(DType::E4m3),
-            FLASHCORE_DTYPE_E5M2 => Some(DType::E5m2),
-            other => return Err(unknown("kv_dtype", other, "0, FLASHCORE_DTYPE_E4M3, FLASHCORE_DTYPE_E5M2")),
-        };
+        let kv_dtype = float8("kv_dtype", self.kv_dtype)?;
         let out_dtype = match (query, self.out_dtype) {
             (DType::E4m3, FLASHCORE_DTYPE_F16) => Some(DType::F16),
             (DType::E4m3, FLASHCORE_DTYPE_BF16) => Some(DType::Bf16),
@@ -466,14 +484,8 @@ pub unsafe extern "C" fn flashcore_problem_init_sized(
             window_right: -1,
             ..sized::zeroed()
         };
-        let known = bytes.min(size_of::<Problem>());
-        let target = problem.cast::<u8>();
-        // SAFETY: not null and aligned, and the caller promises that so many bytes can be written; the struct has as many
-        // as are copied.
-        unsafe {
-            target.copy_from_nonoverlapping((&raw const initial).cast::<u8>(), known);
-            target.add(known).write_bytes(0, bytes - known);
-        }
+        // SAFETY: not null and aligned, and the caller promises that so many bytes can be written.
+        unsafe { sized::write(problem, bytes, &initial) };
         Ok(())
     })
 }

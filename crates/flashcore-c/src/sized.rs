@@ -64,6 +64,20 @@ pub(crate) fn possible_size<T: SizedStruct>(owner: &str, given: u64) -> Result<u
     })
 }
 
+/// Writes as much of a struct as the caller has room for, which is `bytes`, and zeros after it.
+///
+/// # Safety
+///
+/// So many bytes can be written at `target`.
+pub(crate) unsafe fn write<T: SizedStruct>(target: *mut T, bytes: usize, value: &T) {
+    let (known, target) = (bytes.min(size_of::<T>()), target.cast::<u8>());
+    // SAFETY: the contract of this function; the struct has as many bytes as are copied.
+    unsafe {
+        target.copy_from_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), known);
+        target.add(known).write_bytes(0, bytes - known);
+    }
+}
+
 /// A struct of zeros that says its own size.
 pub(crate) fn zeroed<T: SizedStruct>() -> T {
     let mut zeroed = MaybeUninit::<T>::zeroed();

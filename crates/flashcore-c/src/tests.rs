@@ -14,6 +14,7 @@ mod expressions;
 mod kvcache;
 mod launches;
 mod operations;
+mod scales;
 mod sequences;
 mod sizes;
 

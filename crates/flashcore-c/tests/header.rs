@@ -32,7 +32,13 @@ fn the_header_is_that_of_the_source() {
 const INIT_MACRO: &str = "
 /* flashcore_problem_init() of a program that is compiled with this header fills all fields of its flashcore_problem_t. */
 #define flashcore_problem_init(problem, batch, heads, length, head_dim, dtype) \\
-  flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)";
+  flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)
+/* So do those of append and kvcache. */
+#define flashcore_append_problem_init(problem, tokens, query_heads, key_heads, head_dim, num_pages, page_size, dtype) \\
+  flashcore_append_problem_init_sized(problem, sizeof(flashcore_append_problem_t), tokens, query_heads, key_heads, \\
+                                      head_dim, num_pages, page_size, dtype)
+#define flashcore_kvcache_problem_init(problem, attention, new_length) \\
+  flashcore_kvcache_problem_init_sized(problem, sizeof(flashcore_kvcache_problem_t), attention, new_length)";
 
 /// The version as numbers for the preprocessor, and as a text.
 fn version_macros() -> String {

@@ -3,9 +3,9 @@
 
 use crate::driver::output::Disjoint;
 use crate::driver::parallel::{LoopSchedule, for_each};
-use crate::rows::{HeadRows, Transform};
+use crate::rows::{HeadRows, Quantize, RowScales, Transform};
 use crate::{CpuError, Level, attend_with};
-use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem, TensorView, ValueCache};
+use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem, ScaleViewMut, TensorView, ValueCache};
 
 /// Appends new keys and values to the caches of their sequences and attends them, as [`KvCacheProblem`] defines it, on all
 /// threads of rayon's current pool.
@@ -41,9 +41,10 @@ pub fn kv_cache_and_query(
     problem.validate_views(inputs, &outputs)?;
     let query = append(problem, inputs, &mut outputs);
     let lengths = problem.lengths_after(inputs);
-    let KvCacheOutputs { key_cache, value_cache, attention: attended, .. } = outputs;
+    let KvCacheOutputs { key_cache, value_cache, attention: attended, k_scale, v_scale, .. } = outputs;
     let caches = (key_cache.as_view(), value_cache.view(&key_cache));
-    let mut attention = problem.attention_inputs(inputs, caches.0, caches.1, &lengths);
+    let scales = [&k_scale, &v_scale].map(|scale| scale.as_ref().map(ScaleViewMut::as_view));
+    let mut attention = problem.attention_inputs(inputs, caches, scales, &lengths);
     if problem.transforms() {
         attention.query = TensorView { dtype: problem.attention.dtype, data: &query };
     }
@@ -69,8 +70,18 @@ fn append(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>, outputs: &mut Kv
         };
         let value_cache = own_values.as_ref().unwrap_or(&key_cache);
         let transform = |weights| Some(Transform::new(&append, inputs.cos.zip(inputs.sin), weights));
-        let rows =
-            |columns, source, target, offset| HeadRows { dtype: attention.dtype, columns, source, target, offset };
+        let rows = |columns, source, target, offset| HeadRows {
+            dtype: attention.dtype,
+            columns,
+            source,
+            target,
+            offset,
+            quantize: None,
+        };
+        let cache_dtype = append.cache_dtype();
+        let quantize = |scales| cache_dtype.is_float8().then_some(Quantize { dtype: cache_dtype, scales });
+        let k_scales = RowScales::new(inputs.attention.k_scale, outputs.k_scale.as_mut().map(reborrowed));
+        let v_scales = RowScales::new(inputs.attention.v_scale, outputs.v_scale.as_mut().map(reborrowed));
         let work = |item: usize| {
             let (head, is_key) = (item.saturating_sub(queries) / 2, item.saturating_sub(queries).is_multiple_of(2));
             if item < queries {
@@ -81,12 +92,14 @@ fn append(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>, outputs: &mut Kv
             } else if is_key {
                 let source = Some((inputs.attention.key, problem.new_key));
                 let rows = rows(attention.head_dim, source, strides.key, 0);
-                // SAFETY: this item alone has the rows of this head of this cache; caches that share a memory lie apart
-                // by validation.
+                let rows = HeadRows { quantize: quantize(&k_scales), ..rows };
+                // SAFETY: this item alone has the rows of this head of this cache and their scales; caches that share a
+                // memory lie apart by validation.
                 unsafe { rows.write(&key_cache, head, key_moves.iter().copied(), transform(inputs.key_norm)) };
             } else {
                 let source = Some((inputs.attention.value, problem.new_value));
                 let rows = rows(attention.value_dim, source, strides.value, offset);
+                let rows = HeadRows { quantize: quantize(&v_scales), ..rows };
                 // SAFETY: as above.
                 unsafe { rows.write(value_cache, head, key_moves.iter().copied(), None) };
             }
@@ -96,4 +109,8 @@ fn append(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>, outputs: &mut Kv
         for_each(items, row_count.saturating_mul(attention.head_dim), LoopSchedule::Dynamic, work);
     }
     query
+}
+
+fn reborrowed<'a>(scale: &'a mut ScaleViewMut<'_>) -> ScaleViewMut<'a> {
+    ScaleViewMut { data: scale.data, strides: scale.strides }
 }

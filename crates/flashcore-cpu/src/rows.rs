@@ -1,8 +1,12 @@
-//! Rows that are copied from one tensor to another, normalized and rotated on the way.
+//! Rows that are copied from one tensor to another, normalized, rotated and quantised on the way.
 
 use crate::driver::output::Disjoint;
 use crate::elements::{round, widen};
-use flashcore_problem::{AppendProblem, DType, QkNorm, Rotary, RotaryStyle, RowMove, Strides, TensorView};
+use flashcore_problem::quantize::{quantized, row_scale};
+use flashcore_problem::{
+    AppendProblem, DType, QkNorm, Rotary, RotaryStyle, RowMove, ScaleStrides, ScaleView, ScaleViewMut, Strides,
+    TensorView,
+};
 
 /// Rows of heads of one tensor, and where they go.
 pub(crate) struct HeadRows<'a> {
@@ -13,6 +17,58 @@ pub(crate) struct HeadRows<'a> {
     pub(crate) target: Strides,
     /// Elements from the beginning of the target's memory to its first.
     pub(crate) offset: usize,
+    /// The type of an FP8 target and its scales; `None` for a target of the type of the rows.
+    pub(crate) quantize: Option<Quantize<'a>>,
+}
+
+/// Quantisation of rows to FP8.
+#[derive(Clone, Copy)]
+pub(crate) struct Quantize<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) scales: &'a RowScales<'a>,
+}
+
+/// The scales of rows in an FP8 cache, by place and head.
+pub(crate) enum RowScales<'a> {
+    /// All are 1.
+    None,
+    /// They are read.
+    Given(ScaleView<'a>),
+    /// They are computed and written.
+    Computed(Disjoint<'a, f32>, ScaleStrides),
+}
+
+impl<'a> RowScales<'a> {
+    /// Those of a problem that validated, of which given ones are inputs and computed ones outputs.
+    pub(crate) fn new(given: Option<ScaleView<'a>>, written: Option<ScaleViewMut<'a>>) -> Self {
+        match (given, written) {
+            (_, Some(ScaleViewMut { data, strides })) => Self::Computed(Disjoint::new(data), strides),
+            (Some(scale), None) => Self::Given(scale),
+            (None, None) => Self::None,
+        }
+    }
+}
+
+impl Quantize<'_> {
+    /// Writes the codes of a row.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses the scale of this row and head.
+    unsafe fn write(&self, row: &[f32], moved: RowMove, head: usize, codes: &mut [u8]) {
+        let index = |strides: ScaleStrides| strides.key_index(moved.sequence, moved.to, head);
+        let scale = match self.scales {
+            RowScales::None => 1.0,
+            RowScales::Given(scale) => scale.data[index(scale.strides)],
+            RowScales::Computed(scales, strides) => {
+                let scale = row_scale(self.dtype, row);
+                // SAFETY: the contract of this function; validation refuses scales that rows share.
+                unsafe { scales.part(index(*strides), 1) }.fill(scale);
+                scale
+            }
+        };
+        codes.iter_mut().zip(row).for_each(|(code, &x)| *code = quantized(self.dtype, x, scale));
+    }
 }
 
 impl HeadRows<'_> {
@@ -20,7 +76,7 @@ impl HeadRows<'_> {
     ///
     /// # Safety
     ///
-    /// Nobody else uses the rows of this head in the target.
+    /// Nobody else uses the rows of this head in the target, or their scales.
     pub(crate) unsafe fn write(
         &self,
         target: &Disjoint<'_, u8>,
@@ -30,7 +86,22 @@ impl HeadRows<'_> {
     ) {
         let size = self.dtype.size_bytes();
         let bytes = self.columns * size;
-        for RowMove { from, to, position } in moves {
+        if let (Some(quantize), Some((source, strides))) = (self.quantize, self.source) {
+            let mut plain = Transform::nothing(self.dtype);
+            let transform = transform.as_mut().unwrap_or(&mut plain);
+            for moved in moves {
+                let RowMove { from, to, position, .. } = moved;
+                let row = &source.data[strides.row_start(from.0, head, from.1) * size..][..bytes];
+                let start = self.target.row_start(to.0, head, to.1) + self.offset;
+                // SAFETY: the contract of this function; a code is a byte.
+                unsafe {
+                    let codes = target.part(start, self.columns);
+                    quantize.write(transform.of(position, row, self.columns), moved, head, codes);
+                }
+            }
+            return;
+        }
+        for RowMove { from, to, position, .. } in moves {
             let start = (self.target.row_start(to.0, head, to.1) + self.offset) * size;
             // SAFETY: the contract of this function.
             let row = unsafe { target.part(start, bytes) };
@@ -74,11 +145,29 @@ impl<'a> Transform<'a> {
         Self { dtype: problem.dtype, norm: problem.qk_norm, rotary, weights: norm, row, cos: pairs(), sin: pairs() }
     }
 
+    /// No norm and no rotary embedding.
+    fn nothing(dtype: DType) -> Self {
+        let (weights, row, cos, sin) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { dtype, norm: None, rotary: None, weights, row, cos, sin }
+    }
+
     /// Transforms a row; where there is nothing to do, its bits stay.
     fn apply(&mut self, position: i64, bytes: &mut [u8]) {
         if self.row.is_empty() {
             return;
         }
+        self.compute(position, bytes);
+        round(self.dtype, &self.row, bytes);
+    }
+
+    /// The row as it is after norm and rotary embedding, not rounded.
+    fn of(&mut self, position: i64, bytes: &[u8], columns: usize) -> &[f32] {
+        self.row.resize(columns, 0.0);
+        self.compute(position, bytes);
+        &self.row
+    }
+
+    fn compute(&mut self, position: i64, bytes: &[u8]) {
         widen(self.dtype, bytes, &mut self.row);
         if let Some(norm) = self.norm {
             let mean = self.row.iter().map(|x| x * x).sum::<f32>() / self.row.len() as f32;
@@ -86,7 +175,6 @@ impl<'a> Transform<'a> {
             self.row.iter_mut().zip(&self.weights).for_each(|(x, weight)| *x = *x * scale * weight);
         }
         self.rotate(position);
-        round(self.dtype, &self.row, bytes);
     }
 
     fn rotate(&mut self, position: i64) {

@@ -219,7 +219,7 @@ pub struct ScaleParameters {
 
 impl ScaleParameters {
     /// Declares and loads them.
-    fn load(k: &mut Builder, scale: Operand) -> Self {
+    pub(crate) fn load(k: &mut Builder, scale: Operand) -> Self {
         let mut word = |field: &str| k.parameter::<U64>(&format!("{}{field}", scale.name()));
         Self {
             first: word(""),

@@ -127,6 +127,8 @@ pub enum Reason {
     Fp8 { what: &'static str, instead: &'static str },
     #[error("{config} is for a query of 8 bits, which the problem has not: leave -1level out")]
     OneLevel { config: Config },
+    #[error("the append to an {cache_dtype} cache {why}: append on the CPU, or quantise before and copy codes")]
+    Quantize { cache_dtype: DType, why: &'static str },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }

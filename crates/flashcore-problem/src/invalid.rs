@@ -246,6 +246,22 @@ pub enum TensorError {
         /// The number.
         value: String,
     },
+    /// Scales of an append that do not lie where it can find them.
+    #[error("the strides of {tensor} are (sequence {sequence}, page {batch}, row {row}, head {head}); {allowed}")]
+    ScaleStrides {
+        /// The scale.
+        tensor: &'static str,
+        /// Stride from sequence to sequence.
+        sequence: usize,
+        /// Stride from page to page, or from batch to batch.
+        batch: usize,
+        /// Stride from row to row.
+        row: usize,
+        /// Stride from head to head.
+        head: usize,
+        /// The rule, in words.
+        allowed: &'static str,
+    },
     /// A list has the wrong number of entries.
     #[error("{tensor} has {actual} entries; the problem needs {needed}")]
     WrongCount {

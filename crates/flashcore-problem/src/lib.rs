@@ -93,7 +93,7 @@ mod lse_form;
 mod mask;
 mod merge;
 mod problem;
-mod quantize;
+pub mod quantize;
 mod scale;
 mod sequence;
 mod sequence_check;
@@ -103,7 +103,8 @@ mod views;
 
 pub use append::{
     AppendData, AppendExpected, AppendInputs, AppendOutputs, AppendProblem, AppendStrides, CacheMemory,
-    MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache, append_oracle,
+    MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ScaleSource, ValueCache,
+    append_oracle, append_oracle_with,
 };
 pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
@@ -112,6 +113,7 @@ pub use expression::{MaskMod, ScoreMod};
 pub use invalid::{Invalid, ProblemError, TensorError};
 pub use kv_cache::{
     KvCacheData, KvCacheExpected, KvCacheInputs, KvCacheOutputs, KvCacheProblem, RowMove, kv_cache_oracle,
+    kv_cache_oracle_with,
 };
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use lse_form::{LseBase, LseForm};
@@ -125,7 +127,7 @@ pub use problem::Problem;
 pub use quantize::{
     ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
 };
-pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView};
+pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView, ScaleViewMut};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};

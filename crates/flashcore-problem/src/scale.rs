@@ -13,7 +13,7 @@
 //! like the rows. Zero is refused rather than defined: a block of zeros has codes of zero under any scale, and a scale of
 //! zero that was never written would hide that silently.
 
-use crate::{BiasStrides, InputViews, Operand, Problem, Sequence, Shape, SplitMix64, TensorError};
+use crate::{BiasStrides, InputViews, Operand, Problem, Sequence, Shape, SplitMix64, Strides, TensorError};
 
 /// The scale of a tensor of 8 bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +29,15 @@ pub struct Scale {
 pub struct ScaleView<'a> {
     /// The numbers.
     pub data: &'a [f32],
+    /// Where they lie.
+    pub strides: ScaleStrides,
+}
+
+/// The scale of a tensor of 8 bits, borrowed to be written: by an append that computes the scales of its rows.
+#[derive(Debug, PartialEq)]
+pub struct ScaleViewMut<'a> {
+    /// The numbers.
+    pub data: &'a mut [f32],
     /// Where they lie.
     pub strides: ScaleStrides,
 }
@@ -90,15 +99,35 @@ impl ScaleStrides {
         Self { sequence: 0, batch, row: heads, key_head: group, query_head: usize::from(heads > problem.key_heads) }
     }
 
+    /// One scale per row and head of a cache, contiguous `[batch or page, row, head]`.
+    pub const fn per_cache_row(cache: Shape) -> Self {
+        let batch = cache.rows.saturating_mul(cache.heads);
+        Self { batch, row: cache.heads, ..Self::KEY_HEAD }
+    }
+
     /// Elements from the first to the last, both included, or `None` when the number does not fit.
     pub fn extent(self, scale: Operand, problem: &Problem) -> Option<usize> {
-        let Shape { batch, rows, heads, .. } = scaled_shape(scale, problem);
-        let group = heads.checked_div(problem.key_heads).unwrap_or(1);
+        self.extent_in(scaled_shape(scale, problem), problem.key_heads, problem.batch)
+    }
+
+    /// Elements from the first to the last of the scales of a cache by slot, which knows of no sequences.
+    pub fn extent_of_cache(self, cache: Shape) -> Option<usize> {
+        self.extent_in(cache, cache.heads, 1)
+    }
+
+    /// True if every row and head of a cache has a scale of its own, which can be written.
+    pub(crate) fn is_per_token(self, cache: Shape) -> bool {
+        let Self { sequence, batch, row, key_head: head, .. } = self;
+        sequence == 0 && Strides { batch, head, row }.is_disjoint(Shape { columns: 1, ..cache })
+    }
+
+    fn extent_in(self, Shape { batch, rows, heads, .. }: Shape, key_heads: usize, sequences: usize) -> Option<usize> {
+        let group = heads.checked_div(key_heads).unwrap_or(1);
         let sizes = [
-            (self.sequence, problem.batch),
+            (self.sequence, sequences),
             (self.batch, batch),
             (self.row, rows),
-            (self.key_head, problem.key_heads),
+            (self.key_head, key_heads),
             (self.query_head, group),
         ];
         if sizes.iter().any(|&(_, size)| size == 0) {
@@ -132,6 +161,13 @@ impl ScaleStrides {
     }
 }
 
+impl ScaleViewMut<'_> {
+    /// The same, to be read.
+    pub const fn as_view(&self) -> ScaleView<'_> {
+        ScaleView { data: self.data, strides: self.strides }
+    }
+}
+
 /// The shape of the tensor that a scale belongs to.
 fn scaled_shape(scale: Operand, problem: &Problem) -> Shape {
     match scale {
@@ -151,6 +187,11 @@ impl Scale {
         ScaleView { data: &self.data, strides: self.strides }
     }
 
+    /// The same, to be written.
+    pub fn view_mut(&mut self) -> ScaleViewMut<'_> {
+        ScaleViewMut { data: &mut self.data, strides: self.strides }
+    }
+
     /// Scales from 1/4 to 2 where they are used and NaN elsewhere, with strides of one of the forms of the table above.
     pub(crate) fn random(scale: Operand, problem: &Problem, inputs: &InputViews<'_>, random: &mut SplitMix64) -> Self {
         let strides = match random.below(5) {
@@ -164,6 +205,18 @@ impl Scale {
             data[index] = (random.uniform() * 3.0 - 2.0).exp2() as f32;
         }
         Self { data, strides }
+    }
+}
+
+impl Scale {
+    /// The indices of scales in use.
+    pub(crate) fn used(
+        scale: Operand,
+        strides: ScaleStrides,
+        problem: &Problem,
+        inputs: &InputViews<'_>,
+    ) -> Vec<usize> {
+        used(scale, strides, problem, inputs).collect()
     }
 }
 
@@ -204,18 +257,31 @@ impl<'a> ScaleView<'a> {
         }
     }
 
-    /// Names the first scale in use that is zero, negative, infinite or NaN.
+    /// Names the first scale in use that is zero, negative, infinite or NaN. Those that are `written` before they are used
+    /// may be anything.
     pub(crate) fn check_numbers(
         self,
         scale: Operand,
         problem: &Problem,
         inputs: &InputViews<'_>,
+        written: impl Fn(usize) -> bool,
+        errors: &mut Vec<TensorError>,
+    ) {
+        let read = used(scale, self.strides, problem, inputs).filter(|&index| !written(index));
+        self.check_positive(scale.name(), read, errors);
+    }
+
+    /// Names the first of some scales that is zero, negative, infinite or NaN.
+    pub(crate) fn check_positive(
+        self,
+        tensor: &'static str,
+        mut indices: impl Iterator<Item = usize>,
         errors: &mut Vec<TensorError>,
     ) {
         let is_wrong = |index: &usize| !(self.data[*index] > 0.0 && self.data[*index].is_finite());
-        if let Some(index) = used(scale, self.strides, problem, inputs).find(is_wrong) {
+        if let Some(index) = indices.find(is_wrong) {
             let value = self.data[index].to_string();
-            errors.push(TensorError::ScaleNotPositive { tensor: scale.name(), index, value });
+            errors.push(TensorError::ScaleNotPositive { tensor, index, value });
         }
     }
 }

@@ -252,16 +252,30 @@ impl<'a> InputViews<'a> {
 
     /// Everything that is wrong with `problem`, or else with these inputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
+        self.validate_read(problem, |_, _| false)
+    }
+
+    /// [`validate`](Self::validate), but for scales that are `written`, by operand and index, before they are read.
+    pub(crate) fn validate_read(
+        &self,
+        problem: &Problem,
+        written: impl Fn(Operand, usize) -> bool,
+    ) -> Result<(), Invalid> {
         problem.validate()?;
         let mut errors = Vec::new();
         for (operand, view) in [(Operand::Query, self.query), (Operand::Key, self.key), (Operand::Value, self.value)] {
             check_tensor(operand, problem, view, &mut errors);
         }
-        self.check_numbers(problem, &mut errors);
+        self.check_numbers(problem, written, &mut errors);
         if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
     }
 
-    fn check_numbers(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
+    fn check_numbers(
+        &self,
+        problem: &Problem,
+        written: impl Fn(Operand, usize) -> bool,
+        errors: &mut Vec<TensorError>,
+    ) {
         self.check_vectors(problem, errors);
         check_presence(Operand::Bias, problem, self.bias.is_some(), errors);
 
@@ -285,7 +299,7 @@ impl<'a> InputViews<'a> {
         // The scales in use are those of the keys in use, which lengths and tables must have been right to tell.
         if errors.is_empty() {
             for (operand, scale) in self.scales() {
-                scale.check_numbers(operand, problem, self, errors);
+                scale.check_numbers(operand, problem, self, |index| written(operand, index), errors);
             }
         }
     }

@@ -249,8 +249,8 @@ pub use flashcore_problem::operands;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, CallStrides, DType, DTypes, HostElement, InputViews, Invalid, Layout, Mask,
     MaskMod, Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemBuilder,
-    ProblemError, Scale, ScaleStrides, ScaleView, ScoreMod, Sequence, Shape, Strides, Tensor, TensorError,
-    TensorStrides, TensorView, TensorViewMut, TotalRows,
+    ProblemError, Scale, ScaleStrides, ScaleView, ScaleViewMut, ScoreMod, Sequence, Shape, Strides, Tensor,
+    TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
     AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,

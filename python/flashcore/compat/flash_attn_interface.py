@@ -3,7 +3,7 @@
     from flashcore.compat.flash_attn_interface import flash_attn_func
 
 num_splits, pack_gqa, sm_margin, deterministic and scheduler_metadata are accepted: plans choose for themselves, and every
-result is deterministic. qv and descales are refused.
+result is deterministic. qv is refused, and descales but for FP8 tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from .._errors import InvalidArgument
 from ..torch import merge
 from ..torch._fast import is_dynamo_compiling
-from . import _short
+from . import _float8, _short
 from ._common import refuse_given
 
 __all__ = [
@@ -54,6 +54,13 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of `[batch, row, head, column]`; the mask is bottom-right."""
+    if _float8.is_float8(q, k, v):
+        refuse_given(qv=qv)
+        result = _float8.dense(
+            q, k, v, softmax_scale, causal, window_size, softcap, return_attn_probs, attention_chunk, q_descale, k_descale,
+            v_descale,
+        )  # fmt: skip
+        return result if return_attn_probs else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
         refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _dense_python if is_dynamo_compiling() else _dense
@@ -115,6 +122,13 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of packed sequences `[row, head, column]`; the LSE is `[head, row]`."""
+    if _float8.is_float8(q, k, v):
+        refuse_given(qv=qv)
+        result = _float8.packed(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, softmax_scale, causal,
+            window_size, softcap, return_attn_probs, attention_chunk, q_descale, k_descale, v_descale,
+        )  # fmt: skip
+        return result if return_attn_probs else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
         refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _packed_python if is_dynamo_compiling() else _packed
@@ -177,6 +191,14 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
+    if _float8.is_float8(q, k_cache, v_cache):
+        refuse_given(qv=qv)
+        result = _float8.cached(
+            q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+            softmax_scale, causal, window_size, softcap, rotary_interleaved, return_softmax_lse, cu_seqlens_q,
+            cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, attention_chunk, q_descale, k_descale, v_descale,
+        )  # fmt: skip
+        return result if return_softmax_lse else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
         refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _cached_python if is_dynamo_compiling() else _cached

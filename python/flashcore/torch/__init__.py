@@ -18,7 +18,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import InvalidArgument
-from . import _kvcache, _ops, _sdpa, _serving
+from . import _float8, _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
 from ._namespace import NAMESPACE, OPERATORS
 
@@ -173,6 +173,11 @@ def attention(
     page_table: "Optional[torch.Tensor]" = None,
     out: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
+    q_scale: "Optional[torch.Tensor]" = None,
+    k_scale: "Optional[torch.Tensor]" = None,
+    v_scale: "Optional[torch.Tensor]" = None,
+    kv_dtype: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """`flashcore.attention` for torch tensors: on the CPU, or on the current stream of their GPU."""
     if layout not in ("bhsd", "bshd"):
@@ -181,6 +186,25 @@ def attention(
         raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
     is_packed, is_bhsd = cu_seqlens_q is not None, layout == "bhsd"
     left, right = window_size
+    if kv_dtype is not None:
+        k, v = _float8.codes("k", k, kv_dtype), _float8.codes("v", v, kv_dtype)
+    scales = (q_scale, k_scale, v_scale)
+    if _float8.is_float8(q, k, v) or any(x is not None for x in scales):
+        # A scale for each row lies like its tensor.
+        scales = tuple(x.transpose(1, 2) if is_bhsd and x is not None and x.dim() == 3 else x for x in scales)
+        q, k, v = (x.transpose(1, 2) if is_bhsd and x.dim() == 4 else x for x in (q, k, v))
+        out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
+        if out is not None and out_dtype is None:
+            out_dtype = out.dtype
+        result, lse = OPERATORS.float8_forward(
+            q, k, v, *scales, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, left, right, softcap,
+            alignment == "top_left", alibi_slopes, sinks, bias, seqused_q, seqused_k, leftpad_k, kv_batch_idx, page_table,
+            return_lse, out_dtype,
+        )  # fmt: skip
+        result = result.transpose(1, 2) if is_bhsd and not is_packed else result
+        if out is not None:
+            result = out.copy_(result)
+        return (result, lse) if return_lse else result
     given: Any = dict(
         scale=scale, causal=causal, window_left=left, window_right=right, softcap=softcap,
         top_left=alignment == "top_left", alibi_slopes=alibi_slopes, sinks=sinks, seqused_q=seqused_q,

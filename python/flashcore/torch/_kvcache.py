@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p
+from ctypes import byref, c_void_p, sizeof
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -17,9 +17,15 @@ from ._ops import define_launched, fake_of, new_outputs, operands_of
 from ._serving import value_offset
 
 _find = CACHE.find
-_HOST = lib.joined(
-    (lib.INPUTS, {"key": "new_key", "value": "new_value"}), (lib.KVCACHE_INPUTS, {}), (lib.KVCACHES, {}), (lib.OUTPUTS, {})
-)
+# The names of scales that nobody sets: those of the caches where scales are given, else those of the inputs.
+_GIVEN = {word: f"unused {word}" for word in lib.KVCACHES if word.startswith(("k_scale", "v_scale"))}
+_HOST, _HOST_COMPUTED = (
+    lib.joined(
+        (lib.INPUTS, {"key": "new_key", "value": "new_value", **inputs}), (lib.KVCACHE_INPUTS, {}), (lib.KVCACHES, caches),
+        (lib.OUTPUTS, {}),
+    )
+    for inputs, caches in (({}, _GIVEN), (_GIVEN, {}))
+)  # fmt: skip
 _DEVICE = lib.joined((lib.DEVICE_TENSORS, {"key": "key_cache", "value": "value_cache"}), (lib.KVCACHE_TENSORS, {}))
 _ARGUMENTS = {"new_key": "k", "new_value": "v", "cos": "rotary_cos", "sin": "rotary_sin"}
 
@@ -34,10 +40,12 @@ def _kvcache_plan(
     new: "Dict[str, Tensor]",
     is_interleaved: bool,
     offset: int,
+    compute_scales: bool = False,
 ) -> Plan:
     """The plan of an append and attention; its operands are query, caches, output, lse, `operands`, then `new`."""
     attention = attention_problem(q, k_cache, v_cache, out, options, operands)
     problem = _append_problem(attention, k_cache, v_cache, new, is_interleaved)
+    problem.compute_scales = int(compute_scales)
     handle = c_void_p()
     lib.check(lib.LIBRARY.flashcore_kvcache_create(byref(attention), byref(problem), *q.device, byref(handle)))
     is_host = q.device[0] == lib.CPU
@@ -46,13 +54,13 @@ def _kvcache_plan(
     items = {"int32": 4, **lib.ITEM_BYTES}
     for name, tensor in new.items():
         sizes[name] = items[tensor.dtype] * extent(tensor.shape, tensor.strides)  # type: ignore[index]
-    constants = constants_of(operands)
+    constants = constants_of(operands, attention.query_heads, attention.key_heads)
     if offset:
         # One range for both caches: that of the key cache reaches to the end of the value cache.
-        end = offset * lib.ITEM_BYTES[attention.dtype] + sizes.pop("value_cache")
+        end = offset * lib.ITEM_BYTES[k_cache.dtype] + sizes.pop("value_cache")  # type: ignore[index]
         sizes["key_cache"] = max(sizes["key_cache"], end)
         constants["value.offset"] = offset
-    structs = _HOST if is_host else _DEVICE
+    structs = (_HOST_COMPUTED if compute_scales else _HOST) if is_host else _DEVICE
     return Plan(handle.value or 0, q.device, KVCACHE, structs, list(sizes.items()), constants, attention, is_host)
 
 
@@ -78,7 +86,7 @@ def _append_problem(
                 "rows as k, and 3 dimensions with cu_seqlens_k_new"
             )
     problem = lib.KvCacheProblem()
-    lib.check(lib.LIBRARY.flashcore_kvcache_problem_init(byref(problem), byref(attention), k.shape[-3]))
+    lib.check(lib.LIBRARY.flashcore_kvcache_problem_init_sized(byref(problem), sizeof(problem), byref(attention), k.shape[-3]))
     for name, size in (("cu_seqlens_k_new", attention.batch + 1), ("rotary_seqlens", attention.batch)):
         if name in new and (new[name].dtype != "int32" or new[name].shape != (size,) or new[name].strides != (1,) and size > 1):
             raise InvalidArgument(

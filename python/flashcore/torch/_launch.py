@@ -22,6 +22,8 @@ DTYPES = {
     torch.bfloat16: lib.BF16,
     torch.float32: lib.F32,
     torch.float64: lib.F64,
+    torch.float8_e4m3fn: lib.E4M3,
+    torch.float8_e5m2: lib.E5M2,
     torch.int32: "int32",
     torch.uint32: "int32",
     torch.int64: "int64",
@@ -74,7 +76,7 @@ def attend(
     """Attention into `out` and `lse`, tensors that match; `operands` are (name, tensor). The plan, if one was run."""
     device = q.get_device()
     key: Any = (
-        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.stride(), q.dtype, k.dtype, v.dtype,
+        q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), out.stride(), q.dtype, k.dtype, v.dtype, out.dtype,
         q.device, k.device, v.device, lse is None, scale, causal, window_left, window_right, softcap, is_top_left,
         max_q, max_k, is_continued,
     )  # fmt: skip

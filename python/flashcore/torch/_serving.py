@@ -11,7 +11,7 @@ import torch
 from .. import _library as lib
 from .._errors import InvalidArgument
 from .._plans import APPEND, CACHE, MERGE, Plan
-from .._resolve import Tensor, check_tensor, extent, row_strides
+from .._resolve import Tensor, check_scale, check_tensor, extent, row_strides, scale_strides
 from ._launch import check_out, describe, refuse_grad, run
 from ._ops import define
 
@@ -32,22 +32,27 @@ def append(
     q_norm: "Optional[torch.Tensor]" = None,
     k_norm: "Optional[torch.Tensor]" = None,
     norm_eps: float = 1e-6,
+    k_scale: "Optional[torch.Tensor]" = None,
+    v_scale: "Optional[torch.Tensor]" = None,
+    compute_scales: bool = False,
 ) -> torch.Tensor:
     """Writes keys and values `[token, head, column]` to slots `page * page_size + row` of the caches.
 
     Query and key are normalized (q_norm, k_norm) and rotated (positions, cos, sin) first. Returns the query, which has no
-    elements if there is none.
+    elements if there is none. Caches of float8_e4m3fn or float8_e5m2 are quantised to: keys and values are divided by
+    k_scale and v_scale, float32 of one element, `[head]` or `[page, row, head]`, and rounded, saturating. With
+    compute_scales, both are `[page, row, head]`, and the scale of each row and head is computed and written.
     """
     refuse_grad(k, v, k_cache, v_cache, q)
     result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
     named = {
         "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
         "query_output": None if q is None else result, "positions": positions, "cos": cos, "sin": sin,
-        "query_norm": q_norm, "key_norm": k_norm,
+        "query_norm": q_norm, "key_norm": k_norm, "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
     given = [(name, tensor) for name, tensor in named.items() if tensor is not None]
     device = k.get_device()
-    key: Any = ("append", interleaved, norm_eps)
+    key: Any = ("append", interleaved, norm_eps, compute_scales)
     addresses = []
     for name, tensor in given:
         key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
@@ -62,7 +67,7 @@ def append(
         described = {name: describe(_NAMES.get(name, name), tensor) for name, tensor in given}
         if k.shape[0] == 0:
             return result
-        plan = CACHE.add(key, lambda: _append_plan(described, interleaved, norm_eps, offset))
+        plan = CACHE.add(key, lambda: _append_plan(described, interleaved, norm_eps, offset, compute_scales))
     if offset and device < 0:
         del addresses[3]
     run(plan, addresses, device)
@@ -85,14 +90,18 @@ def value_offset(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     return 0
 
 
-def _append_plan(named: "dict[str, Tensor]", interleaved: bool, norm_eps: float, offset: int) -> Plan:
+def _append_plan(
+    named: "dict[str, Tensor]", interleaved: bool, norm_eps: float, offset: int, compute_scales: bool
+) -> Plan:
     k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
     q, slots = named.get("query"), named["slot_mapping"]
     if k.dtype not in lib.ITEM_BYTES:
         raise InvalidArgument(f"k is {k.dtype}; it must be float16, bfloat16 or float32: convert it")
     dtype: int = k.dtype  # type: ignore[assignment]
     for name, tensor in named.items():
-        if name not in ("slot_mapping", "positions", "cos", "sin"):
+        if name in ("key_cache", "value_cache") and tensor.dtype in lib.FLOAT8:
+            check_tensor(_NAMES[name], tensor, k_cache.dtype, k.device, of="k_cache")  # type: ignore[arg-type]
+        elif name not in ("slot_mapping", "positions", "cos", "sin", "k_scale", "v_scale"):
             check_tensor(_NAMES.get(name, name), tensor, dtype, k.device, of="k")
         elif tensor.device != k.device:
             check_tensor(name, tensor._replace(dtype=dtype), dtype, k.device, of="k")
@@ -115,14 +124,20 @@ def _append_plan(named: "dict[str, Tensor]", interleaved: bool, norm_eps: float,
         )
     if q is not None and (len(q.shape) != 3 or q.shape[0] != tokens or q.shape[2] != dim):
         raise InvalidArgument(f"q has shape {q.shape}; it must be {(tokens, 'heads', dim)}")
+    for name, cache in (("k_scale", k_cache), ("v_scale", v_cache)):
+        if name in named:
+            check_scale(name, named[name], cache, -1, heads)
     problem = lib.AppendProblem()
     query_heads = 0 if q is None else q.shape[1]
     lib.check(
-        lib.LIBRARY.flashcore_append_problem_init(
-            byref(problem), tokens, query_heads, heads, dim, k_cache.shape[0], k_cache.shape[1], dtype
+        lib.LIBRARY.flashcore_append_problem_init_sized(
+            byref(problem), ctypes.sizeof(problem), tokens, query_heads, heads, dim, k_cache.shape[0], k_cache.shape[1], dtype
         )
     )
     problem.value_dim = v.shape[2]
+    problem.cache_dtype = k_cache.dtype if k_cache.dtype in lib.FLOAT8 else 0
+    problem.k_scale, problem.v_scale = int("k_scale" in named), int("v_scale" in named)
+    problem.compute_scales = int(compute_scales)
     _rotary(problem, named, interleaved, dtype, tokens)
     norms = [name for name in ("query_norm", "key_norm") if name in named]
     if norms:
@@ -141,16 +156,24 @@ def _append_plan(named: "dict[str, Tensor]", interleaved: bool, norm_eps: float,
     items = {"int32": 4, "int64": 8, **lib.ITEM_BYTES}
     sizes = {name: items[tensor.dtype] * extent(tensor.shape, tensor.strides) for name, tensor in named.items()}  # type: ignore[index]
     constants = {}
+    for name in ("k_scale", "v_scale"):
+        if name in named:
+            constants.update(scale_strides(name, named[name], heads, heads))
     if kind == lib.CPU and offset:
         # One range for both caches: that of the key cache reaches to the end of the value cache.
-        end = offset * lib.ITEM_BYTES[dtype] + sizes.pop("value_cache")
+        end = offset * lib.ITEM_BYTES[k_cache.dtype] + sizes.pop("value_cache")  # type: ignore[index]
         sizes["key_cache"] = max(sizes["key_cache"], end)
         constants["value.offset"] = offset
-    structs = _APPEND_HOST if kind == lib.CPU else _APPEND_DEVICE
+    structs = (_APPEND_HOST_COMPUTED if compute_scales else _APPEND_HOST) if kind == lib.CPU else _APPEND_DEVICE
     return Plan(handle.value or 0, k.device, APPEND, structs, list(sizes.items()), constants, None, kind == lib.CPU)
 
 
-_APPEND_HOST = lib.joined((lib.APPEND_INPUTS, {}), (lib.APPEND_OUTPUTS, {"query": "query_output"}))
+# Scales are inputs where they are given, and outputs where they are computed; nobody sets the others.
+_UNUSED = {word: f"unused {word}" for word in lib.APPEND_INPUTS if word.startswith(("k_scale", "v_scale"))}
+_APPEND_HOST, _APPEND_HOST_COMPUTED = (
+    lib.joined((lib.APPEND_INPUTS, inputs), (lib.APPEND_OUTPUTS, {"query": "query_output", **outputs}))
+    for inputs, outputs in (({}, _UNUSED), (_UNUSED, {}))
+)
 _APPEND_DEVICE = lib.joined((lib.APPEND_TENSORS, {}))
 _MERGE_HOST = lib.joined((lib.MERGE_INPUTS, {}), (lib.MERGE_OUTPUTS, {}))
 _MERGE_DEVICE = lib.joined((lib.MERGE_TENSORS, {}))
@@ -286,7 +309,8 @@ define(
     "append",
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? q=None, "
     "Tensor? positions=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, Tensor? q_norm=None, "
-    "Tensor? k_norm=None, float norm_eps=1e-06) -> Tensor",
+    "Tensor? k_norm=None, float norm_eps=1e-06, Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, "
+    "bool compute_scales=False) -> Tensor",
     append,
     _append_fake,
 )

@@ -30,6 +30,8 @@ pub struct Judged {
     pub repeat: String,
     /// Time of the case.
     pub milliseconds: f64,
+    /// Values of new rows that an FP8 cache saturates.
+    pub saturated: usize,
     /// Largest error, that of the reference, and relative L2, as bits: JSON has no infinity.
     errors: [u64; 3],
 }
@@ -46,6 +48,7 @@ impl Judged {
             complaints: outcome.complaints(),
             repeat: case.command(),
             milliseconds: outcome.duration.as_secs_f64() * 1e3,
+            saturated: outcome.saturated,
             errors: errors.map(f64::to_bits),
         }
     }
@@ -57,6 +60,7 @@ impl Judged {
             complaints: vec![format!("the worker process exited: {ended}")],
             repeat: case.command(),
             milliseconds: f64::NAN,
+            saturated: 0,
             errors: [f64::NAN.to_bits(); 3],
         }
     }
@@ -259,6 +263,7 @@ mod tests {
             case: "a".to_owned(),
             complaints: vec![],
             repeat: "b".to_owned(),
+            saturated: 0,
             milliseconds: 1.5,
             errors: [f64::INFINITY, 0.25, -0.0].map(f64::to_bits),
         };
@@ -271,8 +276,7 @@ mod tests {
     /// A program of the shell that answers every number with its case as passed, but for those that `special` handles.
     #[cfg(unix)]
     fn shell(special: &str) -> Command {
-        let answer =
-            r#"echo "[{\"case\":\"$n\",\"complaints\":[],\"repeat\":\"\",\"milliseconds\":1.0,\"errors\":[0,0,0]}]""#;
+        let answer = r#"echo "[{\"case\":\"$n\",\"complaints\":[],\"repeat\":\"\",\"milliseconds\":1.0,\"saturated\":0,\"errors\":[0,0,0]}]""#;
         let mut command = Command::new("sh");
         command.args(["-c", &format!("while read n; do case $n in {special} *) {answer};; esac; done")]);
         command

@@ -2,16 +2,16 @@
 
 use flashcore::{AppendPolicy, KvCachePlan, PlanOptions};
 use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues};
+use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues, quantize_words};
 use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{
-    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, SequenceLengths,
-    Tensor, TensorView, Verdict, kv_cache_oracle,
+    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Scale,
+    ScaleStrides, SequenceLengths, Tensor, TensorView, Verdict, kv_cache_oracle_with,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
 use crate::testkit::gpu::Gpu;
-use crate::testkit::operations::place;
+use crate::testkit::operations::{place, place_scales, read_scale};
 use crate::testkit::simulate::{copy_outputs, launch_all};
 use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
 use crate::testkit::{Backend, Case};
@@ -22,6 +22,8 @@ struct Caches {
     key: Tensor,
     value: Option<Tensor>,
     offset: usize,
+    /// The scales of keys and of values that are computed.
+    scales: [Option<Scale>; 2],
 }
 
 impl Caches {
@@ -30,12 +32,13 @@ impl Caches {
         let (attention, strides) = (&problem.attention, problem.attention.strides());
         let row = attention.head_dim + attention.value_dim;
         let is_shared = strides.key == strides.value && strides.key.row.min(strides.key.head) >= row;
+        let scales = [data.k_scale.clone(), data.v_scale.clone()];
         if !is_shared {
-            return Self { key: data.key_cache.clone(), value: Some(data.value_cache.clone()), offset: 0 };
+            return Self { key: data.key_cache.clone(), value: Some(data.value_cache.clone()), offset: 0, scales };
         }
-        let (offset, size) = (attention.head_dim, attention.dtype.size_bytes());
-        let elements = data.key_cache.len().max(data.value_cache.len() + offset);
-        let mut memory = Tensor::poisoned(attention.dtype, elements);
+        let (offset, dtype) = (attention.head_dim, attention.dtypes().key_value);
+        let (elements, size) = (data.key_cache.len().max(data.value_cache.len() + offset), dtype.size_bytes());
+        let mut memory = Tensor::poisoned(dtype, elements);
         let sources =
             [(&data.key_cache, attention.key_shape(), 0), (&data.value_cache, attention.value_shape(), offset)];
         for (source, shape, offset) in sources {
@@ -44,7 +47,18 @@ impl Caches {
                 memory.data[start + offset * size..][..bytes].copy_from_slice(&source.data[start..][..bytes]);
             }
         }
-        Self { key: memory, value: None, offset }
+        Self { key: memory, value: None, offset, scales }
+    }
+
+    /// The numbers of the scales of keys and of values; empty where none are computed.
+    fn scale_numbers(&self) -> [&[f32]; 2] {
+        [&self.scales[0], &self.scales[1]].map(|scale| scale.as_ref().map_or(&[][..], |scale| &scale.data))
+    }
+
+    /// True if all bits are the same.
+    fn is_same(&self, other: &Self) -> bool {
+        let bits = |caches: &Self| caches.scale_numbers().concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        self.key == other.key && self.value == other.value && bits(self) == bits(other)
     }
 
     /// The tensors of key and value.
@@ -55,11 +69,21 @@ impl Caches {
     }
 
     fn outputs<'a>(&'a mut self, outputs: &'a mut Outputs) -> KvCacheOutputs<'a> {
-        match &mut self.value {
+        let mut outputs = match &mut self.value {
             Some(value) => KvCacheOutputs::new(&mut self.key, value, outputs.views_mut()),
             None => KvCacheOutputs::interleaved(&mut self.key, self.offset, outputs.views_mut()),
-        }
+        };
+        let [k_scale, v_scale] = &mut self.scales;
+        (outputs.k_scale, outputs.v_scale) =
+            (k_scale.as_mut().map(Scale::view_mut), v_scale.as_mut().map(Scale::view_mut));
+        outputs
     }
+}
+
+/// The address of a scale and its strides.
+fn scale_of(operands: &LaunchValues, scale: Operand) -> (u64, ScaleStrides) {
+    let strides = scale.scale_index().map_or(ScaleStrides::TENSOR, |index| operands.strides.scales[index]);
+    (operands.address(scale), strides)
 }
 
 /// Results of one run.
@@ -88,8 +112,13 @@ impl KvCacheTrial {
     /// The trial of a problem on random inputs.
     pub fn of(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
         let data = KvCacheData::random(problem, lengths, seed);
-        let expected = kv_cache_oracle(problem, &data.inputs())?;
+        let expected = kv_cache_oracle_with(problem, &data.inputs(), data.scale_strides(problem))?;
         Ok(Self { before: Caches::new(problem, &data), problem: problem.clone(), data, expected })
+    }
+
+    /// Values of new rows that an FP8 cache saturates.
+    pub fn saturated(&self) -> usize {
+        self.expected.append.saturated()
     }
 
     /// Runs and judges it.
@@ -149,6 +178,27 @@ impl KvCacheTrial {
         self.judge(&[self.simulate(config, None, seed)?, fused])
     }
 
+    /// Runs the append alone in the simulator, with another kernel where one is given, and judges it.
+    pub fn verify_append(&self, append: Option<&VerifiedKernel>, seed: u64) -> Result<(), NoVerdict> {
+        let (memory, values, operands) = self.simulate_append(append, seed)?;
+        let caches = self.read_caches(&memory, &values, &operands);
+        let between = Some(self.read_between(&memory, &values));
+        let outputs = Outputs::poisoned(&self.problem.attention);
+        self.check_append(&Run { caches, outputs, between }).map_err(NoVerdict::Append)
+    }
+
+    /// The query after norm and rotary embedding, and the lengths after the append, in the memory of the simulator.
+    fn read_between(&self, memory: &GlobalMemory, values: &SequenceValues) -> (Tensor, Vec<u32>) {
+        let data = match values.query_output {
+            // No rotation, or no query rows.
+            0 => self.expected.query.data.clone(),
+            address => memory.read(address),
+        };
+        let words = memory.read(values.lengths);
+        let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        (Tensor { dtype: self.problem.attention.dtype, data }, lengths.collect())
+    }
+
     /// Runs it in the simulator in two launches and in one, and judges both.
     pub fn verify_fused(&self, config: Config, seed: u64) -> Result<Verdict, NoVerdict> {
         let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
@@ -204,7 +254,12 @@ impl KvCacheTrial {
         let (values, operands) = self.allocate(&mut memory, &attended);
         if plan.grid[0] > 0 {
             let mut arguments = plan.template.clone();
-            for (argument, word) in arguments.iter_mut().zip(values.words()) {
+            let mut words = values.words().to_vec();
+            if problem.append(0).cache_dtype().is_float8() {
+                let scales = [Operand::KScale, Operand::VScale].map(|scale| scale_of(&operands, scale));
+                words.splice(0..0, quantize_words(scales));
+            }
+            for (argument, word) in arguments.iter_mut().zip(words) {
                 *argument = Argument::U64(word);
             }
             let described = Launch { grid: plan.grid, arguments };
@@ -224,16 +279,9 @@ impl KvCacheTrial {
             launch_all(&attention, &operands, &memory, seed)?;
             copy_outputs(&memory, &operands, &mut outputs);
         }
-        let caches = self.read_caches(&memory, &values);
-        let query = match values.query_output {
-            // No rotation, or no query rows.
-            0 => self.expected.query.data.clone(),
-            address => memory.read(address),
-        };
-        let words = memory.read(values.lengths);
-        let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-        let query = Tensor { dtype: attended.dtype, data: query };
-        Ok(Run { caches, outputs, between: Some((query, lengths.collect())) })
+        let caches = self.read_caches(&memory, &values, &operands);
+        let between = Some(self.read_between(&memory, &values));
+        Ok(Run { caches, outputs, between })
     }
 
     /// Runs it in the simulator with the append inside of the attention launch; nothing where the config has no kernel for
@@ -264,15 +312,20 @@ impl KvCacheTrial {
         launch_all(plan, &operands, &memory, seed)?;
         let mut outputs = Outputs::poisoned(&problem.attention);
         copy_outputs(&memory, &operands, &mut outputs);
-        Ok(Run { caches: self.read_caches(&memory, &values), outputs, between: None })
+        Ok(Run { caches: self.read_caches(&memory, &values, &operands), outputs, between: None })
     }
 
     /// The caches after the append.
-    fn read_caches(&self, memory: &GlobalMemory, values: &SequenceValues) -> Caches {
+    fn read_caches(&self, memory: &GlobalMemory, values: &SequenceValues, operands: &LaunchValues) -> Caches {
         let mut caches = self.before.clone();
         caches.key.data = memory.read(values.key_cache);
         if let Some(value) = &mut caches.value {
             value.data = memory.read(values.value_cache);
+        }
+        for (scale, operand) in caches.scales.iter_mut().zip([Operand::KScale, Operand::VScale]) {
+            if let Some(scale) = scale {
+                read_scale(memory, operands.address(operand), scale);
+            }
         }
         caches
     }
@@ -292,10 +345,20 @@ impl KvCacheTrial {
             }
         }
         operands.strides = views.call_strides();
+        let written = [self.before.scales[0].as_ref(), self.before.scales[1].as_ref()];
+        let placed = place_scales(memory, [None, None], written);
+        for ((operand, scale), (address, strides)) in
+            [Operand::KScale, Operand::VScale].into_iter().zip(written).zip(placed)
+        {
+            if let (Some(_), Some(index)) = (scale, operand.scale_index()) {
+                operands.set(operand, address);
+                operands.strides.scales[index] = strides;
+            }
+        }
         let key_cache = memory.allocate("key_cache", &self.before.key.data);
         let value_cache = match &self.before.value {
             Some(cache) => memory.allocate("value_cache", &cache.data),
-            None => key_cache + (self.before.offset * attended.dtype.size_bytes()) as u64,
+            None => key_cache + (self.before.offset * self.before.key.dtype.size_bytes()) as u64,
         };
         let query = Tensor::poisoned(attended.dtype, self.expected.query.len());
         let values = SequenceValues {
@@ -335,7 +398,7 @@ impl KvCacheTrial {
         let Some((first, repeats)) = runs.split_first() else { return Err(NoVerdict::Append("no run".to_owned())) };
         for run in runs {
             self.check_append(run).map_err(NoVerdict::Append)?;
-            if run.caches != first.caches {
+            if !run.caches.is_same(&first.caches) {
                 return Err(NoVerdict::Append("the bits of the caches differ from run to run".to_owned()));
             }
         }
@@ -343,6 +406,8 @@ impl KvCacheTrial {
         let (key, value) = first.caches.views();
         let attended = self.problem.attended();
         let mut after = self.expected.attention_inputs(&self.problem, &inputs, key, value);
+        let [k_scale, v_scale] = first.caches.scales.clone();
+        (after.k_scale, after.v_scale) = (k_scale.or(after.k_scale), v_scale.or(after.v_scale));
         if let Some((query, _)) = &first.between {
             after.query = query.clone();
         }
@@ -353,7 +418,8 @@ impl KvCacheTrial {
     }
 
     fn check_append(&self, run: &Run) -> Result<(), String> {
-        let (append, before) = (&self.expected.append, &self.before);
+        let before = &self.before;
+        let append = &self.expected.append.with_computed_scales(before.scale_numbers(), run.caches.scale_numbers())?;
         match (&before.value, &run.caches.value) {
             (Some(value), Some(after)) => {
                 append.check_key_cache(&before.key.data, &run.caches.key.data)?;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{AppendPlan, AppendValues};
+use flashcore_kernels::cache::{AppendPlan, AppendValues, quantize_words};
 use flashcore_kernels::merge::{MergePlan, MergeValues, UNWRITTEN};
 use flashcore_kernels::{Argument, KernelKey};
 use flashcore_problem::{
-    AppendData, AppendProblem, CacheMemory, MergeData, MergeProblem, Tensor, append_oracle, merge_oracle,
+    AppendData, AppendProblem, CacheMemory, MergeData, MergeProblem, Scale, ScaleStrides, Tensor, append_oracle_with,
+    merge_oracle,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
@@ -66,16 +67,51 @@ pub enum Placement {
 /// Appends random numbers in the simulator and judges the caches and the query against the oracle: nothing, or what is
 /// wrong. Everything that is not to be read holds poison, and so does everything that is to be written.
 pub fn check_append(plan: &AppendPlan, problem: &AppendProblem, placement: Placement, seed: u64) -> Result<(), String> {
+    check_append_with(&*kernel_of(plan.key)?, plan, problem, placement, seed).map_err(|error| error.to_string())
+}
+
+/// The words of scales in the memory of the simulator, and the addresses of those that are written.
+pub(super) fn place_scales(
+    memory: &mut GlobalMemory,
+    given: [Option<&Scale>; 2],
+    written: [Option<&Scale>; 2],
+) -> [(u64, ScaleStrides); 2] {
+    let mut placed = [(0, ScaleStrides::TENSOR); 2];
+    for (index, name) in ["k_scale", "v_scale"].into_iter().enumerate() {
+        if let Some(scale) = written[index].or(given[index]) {
+            let bytes: Vec<u8> = scale.data.iter().flat_map(|number| number.to_le_bytes()).collect();
+            placed[index] = (place(memory, name, &bytes), scale.strides);
+        }
+    }
+    placed
+}
+
+/// Scales as they are in the memory of the simulator.
+pub(super) fn read_scale(memory: &GlobalMemory, address: u64, scale: &mut Scale) {
+    let words = memory.read(address);
+    scale.data = words.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
+}
+
+/// [`check_append`] with a kernel in the place of the plan's.
+pub fn check_append_with(
+    kernel: &VerifiedKernel,
+    plan: &AppendPlan,
+    problem: &AppendProblem,
+    placement: Placement,
+    seed: u64,
+) -> Result<(), OperationError> {
+    let wrong = OperationError::Wrong;
     let data = AppendData::random(problem, seed);
-    let expected = append_oracle(problem, &data.inputs()).map_err(|invalid| invalid.to_string())?;
     let mut before = CacheMemory::poisoned(problem);
+    let expected = append_oracle_with(problem, &data.inputs(), before.scale_strides(problem))
+        .map_err(|invalid| wrong(invalid.to_string()))?;
     if let Placement::Interleaved { offset } = placement {
         let elements = before.key_cache.len().max(before.value_cache.len() + offset);
-        before.key_cache = Tensor::poisoned(problem.dtype, elements);
+        before.key_cache = Tensor::poisoned(problem.cache_dtype(), elements);
         before.query = data.query.clone();
     }
     let mut memory = GlobalMemory::new();
-    let element = problem.dtype.size_bytes();
+    let element = problem.cache_dtype().size_bytes();
     let mut values = AppendValues {
         key: place(&mut memory, "key", &data.key.data),
         value: place(&mut memory, "value", &data.value.data),
@@ -105,20 +141,35 @@ pub fn check_append(plan: &AppendPlan, problem: &AppendProblem, placement: Place
             values.query = values.query_output;
         }
     }
-    let kernel = kernel_of(plan.key)?;
-    run(&kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
+    let scales = place_scales(
+        &mut memory,
+        [data.k_scale.as_ref(), data.v_scale.as_ref()],
+        [before.k_scale.as_ref(), before.v_scale.as_ref()],
+    );
+    let mut words = values.words().to_vec();
+    if problem.cache_dtype().is_float8() {
+        words.splice(0..0, quantize_words(scales));
+    }
+    run(kernel, plan.grid(problem.tokens), &plan.template, &words, &memory, seed).map_err(OperationError::Simulator)?;
+    let mut after = before.clone();
+    for (scale, (address, _)) in [&mut after.k_scale, &mut after.v_scale].into_iter().zip(scales) {
+        if let Some(scale) = scale {
+            read_scale(&memory, address, scale);
+        }
+    }
+    let expected = expected.with_computed_scales(before.scales(), after.scales()).map_err(wrong)?;
     let read = |address: u64| if address == 0 { Vec::new() } else { memory.read(address) };
     let key_cache = read(values.key_cache);
     match placement {
         Placement::Separate => {
-            expected.check_key_cache(&before.key_cache.data, &key_cache)?;
-            expected.check_value_cache(&before.value_cache.data, &read(values.value_cache))?;
+            expected.check_key_cache(&before.key_cache.data, &key_cache).map_err(wrong)?;
+            expected.check_value_cache(&before.value_cache.data, &read(values.value_cache)).map_err(wrong)?;
         }
         Placement::Interleaved { offset } => {
-            expected.check_interleaved(offset, &before.key_cache.data, &key_cache)?;
+            expected.check_interleaved(offset, &before.key_cache.data, &key_cache).map_err(wrong)?;
         }
     }
-    expected.check_query(&before.query.data, &read(values.query_output))
+    expected.check_query(&before.query.data, &read(values.query_output)).map_err(wrong)
 }
 
 /// Merges the second of two random parts into the first in the simulator, with some rows of the second unwritten, and

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub verdict: Result<Verdict, NoVerdict>,
     /// The simulator's counters of the first run, where it was simulated.
     pub counters: Option<Counters>,
+    /// Values of new rows beyond the largest number of an FP8 cache, whose codes are the largest instead.
+    pub saturated: usize,
     /// Time of the backend, all runs together, and in parallel with other cases where there were any.
     pub duration: Duration,
 }
@@ -146,18 +148,20 @@ impl Yardstick {
 pub fn verify(case: &Case, gpu: Option<&Gpu>) -> Outcome {
     let start = Instant::now();
     if let Some(problem) = &case.kv_cache {
-        let verdict = KvCacheTrial::new(case, problem).and_then(|trial| trial.verify(case, gpu));
-        return Outcome { verdict, counters: None, duration: start.elapsed() };
+        let trial = KvCacheTrial::new(case, problem);
+        let saturated = trial.as_ref().map_or(0, KvCacheTrial::saturated);
+        let verdict = trial.and_then(|trial| trial.verify(case, gpu));
+        return Outcome { verdict, counters: None, saturated, duration: start.elapsed() };
     }
     if let (Backend::Sim(config), Some(far)) = (case.backend, huge::far_apart(case)) {
         let near = case.problem.clone().with_layout(Layout::Bhsd);
         let mut counters = None;
         let verdict = verify_far(config, &near, &far, case.seed, case.repeats as u64, &mut counters);
-        return Outcome { verdict, counters, duration: start.elapsed() };
+        return Outcome { verdict, counters, saturated: 0, duration: start.elapsed() };
     }
     match Yardstick::of(case) {
         Ok(yardstick) => verify_with(case, &yardstick, gpu),
-        Err(reason) => Outcome { verdict: Err(reason), counters: None, duration: start.elapsed() },
+        Err(reason) => Outcome { verdict: Err(reason), counters: None, saturated: 0, duration: start.elapsed() },
     }
 }
 
@@ -196,7 +200,7 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
                 .and_then(|gpu| gpu.verify(&case.problem, Some(config), yardstick, case.repeats)),
         },
     };
-    Outcome { verdict, counters, duration: start.elapsed() }
+    Outcome { verdict, counters, saturated: 0, duration: start.elapsed() }
 }
 
 /// The outputs of a GPU kernel in the simulator, and its config: the default of an H200 unless one is given.

@@ -13,6 +13,7 @@ mod hopper_sequences;
 mod kernels;
 mod merge;
 mod operation_resources;
+mod quantized_append;
 mod sequences;
 mod support;
 mod tf32;

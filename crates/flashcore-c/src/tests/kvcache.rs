@@ -8,7 +8,10 @@ fn problems() -> (Problem, KvCacheProblem) {
     (attention.key_length, attention.seqused_k) = (3, 1);
     let mut append = MaybeUninit::uninit();
     // SAFETY: the pointers are to a problem, and to one that can be written.
-    let status = unsafe { flashcore_kvcache_problem_init(append.as_mut_ptr(), &raw const attention, 1) };
+    let status = unsafe {
+        let size = size_of::<KvCacheProblem>() as u64;
+        flashcore_kvcache_problem_init_sized(append.as_mut_ptr(), size, &raw const attention, 1)
+    };
     assert_eq!(status, FLASHCORE_OK);
     // SAFETY: written by the call above.
     let append: KvCacheProblem = unsafe { append.assume_init() };
@@ -96,6 +99,6 @@ fn problems_of_growing_caches_are_checked() {
     );
     check(
         |_, append| append.struct_size = 8,
-        "problem.struct_size is 8; it must be sizeof(flashcore_kvcache_problem_t), which is 120",
+        "problem.struct_size is 8; it must be sizeof(flashcore_kvcache_problem_t), which is 128",
     );
 }

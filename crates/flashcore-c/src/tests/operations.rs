@@ -5,7 +5,10 @@ use super::*;
 fn append_problem() -> AppendProblem {
     let mut problem = MaybeUninit::uninit();
     // SAFETY: the pointer is to a problem that can be written.
-    let status = unsafe { flashcore_append_problem_init(problem.as_mut_ptr(), 3, 1, 1, 2, 2, 2, FLASHCORE_DTYPE_F32) };
+    let status = unsafe {
+        let size = size_of::<AppendProblem>() as u64;
+        flashcore_append_problem_init_sized(problem.as_mut_ptr(), size, 3, 1, 1, 2, 2, 2, FLASHCORE_DTYPE_F32)
+    };
     assert_eq!(status, FLASHCORE_OK);
     // SAFETY: written by the call above.
     let problem: AppendProblem = unsafe { problem.assume_init() };
@@ -82,7 +85,7 @@ fn problems_of_appends_are_checked() {
     );
     check(
         |problem| problem.struct_size = 8,
-        "problem.struct_size is 8; it must be sizeof(flashcore_append_problem_t), which is 256",
+        "problem.struct_size is 8; it must be sizeof(flashcore_append_problem_t), which is 272",
     );
 }
 

@@ -50,11 +50,20 @@ fn sizes_are_those_of_the_header() {
     assert_eq!(offset_of!(Problem, lse_base), 232 + 6 * 4 + 7 * 8);
     assert_eq!(offset_of!(Problem, score_mod), 232 + 6 * 4 + 7 * 8 + 2 * 4);
     assert_eq!(offset_of!(Problem, kv_dtype), 320 + 4 * 8);
-    assert_eq!(size_of::<Problem>(), 320 + 4 * 8 + 2 * 4);
+    assert_eq!(offset_of!(Problem, q_scale), 320 + 4 * 8 + 2 * 4);
+    assert_eq!(size_of::<Problem>(), 320 + 4 * 8 + 6 * 4);
     assert_eq!(words(offset_of!(Inputs, cu_seqlens_q)), 1 + 7 * 2 + 4 + 2 * 2);
-    assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4 + 8 * 2);
+    assert_eq!(words(offset_of!(Inputs, q_scale)), 1 + 7 * 2 + 4 + 8 * 2);
+    assert_eq!(words(size_of::<Inputs>()), 1 + 7 * 2 + 4 + 8 * 2 + 3 * 7);
     assert_eq!(words(offset_of!(Tensors, cu_seqlens_q)), 1 + 9 + 4 + 3);
-    assert_eq!(words(size_of::<Tensors>()), 1 + 9 + 4 + 3 + 6);
+    assert_eq!(words(offset_of!(Tensors, q_scale)), 1 + 9 + 4 + 3 + 6);
+    assert_eq!(words(size_of::<Tensors>()), 1 + 9 + 4 + 3 + 6 + 3 * 6);
+    assert_eq!(offset_of!(AppendProblem, cache_dtype), 256);
+    assert_eq!(offset_of!(KvCacheProblem, compute_scales), 120);
+    assert_eq!(words(offset_of!(AppendTensors, k_scale)), 14);
+    assert_eq!(words(offset_of!(AppendInputs, k_scale)), 1 + 9 * 2);
+    assert_eq!(words(offset_of!(AppendOutputs, k_scale)), 1 + 2 * 2 + 1 + 2);
+    assert_eq!(words(offset_of!(KvCaches, k_scale)), 1 + 2 * 2 + 1);
 }
 
 /// A program of version 0.1 has room for 232 bytes, and one of a later version for more: each gets what it has room for.
@@ -73,7 +82,7 @@ fn a_problem_is_filled_as_far_as_the_caller_has_room() {
     // SAFETY: 512 bytes can be written.
     let old = fill(&|at| unsafe { flashcore_problem_init(at, 1, 2, 4, 8, FLASHCORE_DTYPE_F32) });
     assert_eq!((old.0, old.1, old.2[0]), (FLASHCORE_OK, Some(232 / 8), 232));
-    for bytes in [136, 232, 256, 312, 320, 352, 360, 400] {
+    for bytes in [136, 232, 256, 312, 320, 352, 360, 376, 400] {
         let (status, end, words) = sized(bytes);
         assert_eq!((status, end, words[0]), (FLASHCORE_OK, Some(bytes as usize / 8), bytes));
         assert_eq!(create_from(&words), (FLASHCORE_OK, String::new()));
@@ -81,7 +90,7 @@ fn a_problem_is_filled_as_far_as_the_caller_has_room() {
     for bytes in [0, 128, 140, 4104, u64::MAX] {
         let (status, end, _) = sized(bytes);
         assert_eq!((status, end), (FLASHCORE_INVALID_ARGUMENT, Some(0)));
-        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 360");
+        let said = format!("struct_size is {bytes}; it must be sizeof(flashcore_problem_t), which is 376");
         assert_eq!(text(flashcore_last_error()), said);
     }
 }

@@ -213,6 +213,8 @@ struct Tally {
     name: String,
     passed: usize,
     failed: usize,
+    /// Values of new rows that FP8 caches saturated.
+    saturated: usize,
 }
 
 impl Verify {
@@ -487,10 +489,11 @@ impl Verify {
 
 impl Tally {
     const fn new(name: String) -> Self {
-        Self { name, passed: 0, failed: 0 }
+        Self { name, passed: 0, failed: 0, saturated: 0 }
     }
 
     fn count(&mut self, judged: &Judged) {
+        self.saturated += judged.saturated;
         if judged.passed() {
             self.passed += 1;
         } else {
@@ -564,8 +567,10 @@ fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure
 
 /// A line for each level, and one for all where there are several, each with what was left out.
 fn write_tallies(output: &mut Output, tallies: &[Tally], left_out: &str) -> Result<(), Failure> {
-    for Tally { name, passed, failed } in tallies {
-        output.line(format!("{name}{passed} passed, {failed} failed{left_out}"))?;
+    for Tally { name, passed, failed, saturated } in tallies {
+        let saturated =
+            if *saturated > 0 { format!("; {saturated} values saturated in FP8 caches") } else { String::new() };
+        output.line(format!("{name}{passed} passed, {failed} failed{left_out}{saturated}"))?;
     }
     if tallies.len() > 1 {
         let passed: usize = tallies.iter().map(|tally| tally.passed).sum();

@@ -4,12 +4,13 @@
 //! columns of every pair that is rotated, so that nothing but the sum of a norm crosses lanes. CTAs of the first part of
 //! the grid have query rows, those of the second keys, the rest values.
 
-use flashcore_ir::types::{F32, Pred, S32, S64, U32, U64};
+use flashcore_ir::types::{F32, S32, S64, U32, U64};
 use flashcore_ir::{Arch, Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{AppendProblem, PositionType, Strides};
 
+use super::quantize::{self, CachePlace, Quantizers, slot_reason};
 use super::rotary_rows::{Norm, Tables};
-use super::rows::{LaneRow, Pass, Placement, cache_address, ctas, page_and_row};
+use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, RotarySpec, THREADS};
 use crate::spec::KernelKey;
 use crate::unsupported::Reason;
@@ -75,7 +76,8 @@ operation_parameters! {
 pub struct AppendPlan {
     /// The kernel.
     pub key: KernelKey,
-    /// All arguments; the first [`APPEND_WORDS`] are 0.
+    /// All arguments; the first [`APPEND_WORDS`] are 0, after [`QUANTIZE_WORDS`](super::QUANTIZE_WORDS) where the caches
+    /// are FP8.
     pub template: Vec<Argument>,
     spec: AppendSpec,
     query_heads: u32,
@@ -89,6 +91,7 @@ impl AppendPlan {
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
+        slot_reason(problem, arch)?;
         let spec = AppendSpec::of(problem);
         let key = KernelKey::Append(spec, arch);
         key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
@@ -108,10 +111,15 @@ impl AppendPlan {
         [key_rows.ctas(queries) + key_rows.ctas(keys) + value_rows.ctas(keys), 1, 1]
     }
 
-    /// Bytes of which the addresses of query, query output, key, key cache and norm weights must be multiples, those of
-    /// value and value cache, and those of the tables.
+    /// Bytes of which the addresses of query, query output, key and norm weights must be multiples, those of value, and
+    /// those of the tables.
     pub fn alignments(&self) -> [u64; 3] {
         self.spec.alignments()
+    }
+
+    /// Bytes of which the addresses of key cache and value cache must be multiples.
+    pub fn cache_alignments(&self) -> [u64; 2] {
+        self.spec.cache_alignments()
     }
 }
 
@@ -119,12 +127,15 @@ fn arguments(problem: &AppendProblem) -> Vec<Argument> {
     let element = problem.dtype.size_bytes() as u64;
     let bytes = |stride: usize| Argument::U64(stride as u64 * element);
     let token = |strides: Strides| [bytes(strides.head), bytes(strides.row)];
-    let cache = |strides: Strides| [bytes(strides.batch), bytes(strides.head), bytes(strides.row)];
+    let cache_element = problem.cache_dtype().size_bytes() as u64;
+    let cache_bytes = |stride: usize| Argument::U64(stride as u64 * cache_element);
+    let cache = |strides: Strides| [cache_bytes(strides.batch), cache_bytes(strides.head), cache_bytes(strides.row)];
     let strides = problem.strides;
     let table_element = problem.table_dtype().size_bytes() as u64;
     let table_stride = problem.rotary.map_or(0, |rotary| rotary.table_stride as u64 * table_element);
     let last_position = problem.rotary.map_or(0, |rotary| rotary.max_position as i32 - 1);
-    let mut arguments = vec![Argument::U64(0); APPEND_WORDS];
+    let mut arguments = quantize::arguments(problem);
+    arguments.extend(vec![Argument::U64(0); APPEND_WORDS]);
     arguments.extend([strides.query, strides.query_output, strides.key, strides.value].into_iter().flat_map(token));
     arguments.extend([strides.key_cache, strides.value_cache].into_iter().flat_map(cache));
     arguments.push(Argument::U64(table_stride));
@@ -139,6 +150,7 @@ fn arguments(problem: &AppendProblem) -> Vec<Argument> {
 pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     let mut builder = Builder::new(spec.name(), THREADS);
     let k = &mut builder;
+    let quantizers = Quantizers::load(k, spec.quantize);
     let p = Parameters::load(k);
     let tokens = k.truncate(p.tokens);
     let cta = k.special(SpecialRegister::CtaX);
@@ -155,7 +167,9 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
                 let norm = spec.qk_norm.then_some(Norm { weights: p.query_norm, eps: p.eps });
                 let (heads, transforms) = (p.query_heads, spec.transforms());
                 let (rows, unwritten) = (queries, Some(p.key));
-                let pass = Pass { shape: key_rows, first_cta, heads, rows, unwritten, transforms, norm, tables };
+                let quantize = None;
+                let pass =
+                    Pass { shape: key_rows, first_cta, heads, rows, unwritten, transforms, norm, tables, quantize };
                 let target = Target::Tokens {
                     address: p.query_output,
                     strides: [p.query_output_token_stride, p.query_output_head_stride],
@@ -173,7 +187,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     let from_key = k.compare(Compare::Ge, cta, first_key_cta);
     let before_value = k.compare(Compare::Lt, cta, first_value_cta);
     let is_key = k.and(from_key, before_value);
-    let pass = |shape, first_cta, transforms, norm| Pass {
+    let pass = |shape, first_cta, transforms, norm, quantize| Pass {
         shape,
         first_cta,
         heads: p.key_heads,
@@ -182,6 +196,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
         transforms,
         norm,
         tables,
+        quantize,
     };
     k.if_uniform(is_key, |k| {
         k.section("key", |k| {
@@ -190,7 +205,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
             let target = Target::Slots { cache: p.key_cache, strides };
             let source = (p.key, [p.key_token_stride, p.key_head_stride]);
             let rows = Tokens { p: &p, rotary: spec.rotary, source, target };
-            pass(key_rows, first_key_cta, spec.transforms(), norm).write(k, cta, &rows);
+            pass(key_rows, first_key_cta, spec.transforms(), norm, quantizers.key).write(k, cta, &rows);
         });
     });
     let is_value = k.compare(Compare::Ge, cta, first_value_cta);
@@ -200,7 +215,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
             let target = Target::Slots { cache: p.value_cache, strides };
             let source = (p.value, [p.value_token_stride, p.value_head_stride]);
             let rows = Tokens { p: &p, rotary: None, source, target };
-            pass(value_rows, first_value_cta, false, None).write(k, cta, &rows);
+            pass(value_rows, first_value_cta, false, None, quantizers.value).write(k, cta, &rows);
         });
     });
     builder.finish()
@@ -235,12 +250,12 @@ impl Placement for Tokens<'_> {
         k.mad(row.head, head_stride, source)
     }
 
-    fn target(&self, k: &mut Builder, row: &LaneRow, (): &()) -> (Reg<U64>, Reg<Pred>) {
+    fn target(&self, k: &mut Builder, row: &LaneRow, (): &()) -> RowTarget {
         match self.target {
             Target::Tokens { address, strides: [token_stride, head_stride] } => {
                 let token = k.widen(row.row);
                 let address = k.mad(token, token_stride, address);
-                (k.mad(row.head, head_stride, address), row.exists)
+                RowTarget { address: k.mad(row.head, head_stride, address), is_stored: row.exists, place: None }
             }
             Target::Slots { cache, strides } => slot_address(k, self.p, row, cache, strides),
         }
@@ -273,13 +288,7 @@ impl Placement for Tokens<'_> {
 
 /// The address of the row of a cache that a token's slot names, and if the slot is one of the cache: a slot that is
 /// negative or past the last page is skipped.
-fn slot_address(
-    k: &mut Builder,
-    p: &Parameters,
-    row: &LaneRow,
-    cache: Reg<U64>,
-    strides: [Reg<U64>; 3],
-) -> (Reg<U64>, Reg<Pred>) {
+fn slot_address(k: &mut Builder, p: &Parameters, row: &LaneRow, cache: Reg<U64>, strides: [Reg<U64>; 3]) -> RowTarget {
     let address = k.mad_wide(row.row, 8u32, p.slot_mapping);
     let slot = k.load_one::<S64>(address);
     // As an unsigned number, a negative slot is past every cache.
@@ -289,5 +298,9 @@ fn slot_address(
     let slot = k.truncate(slot);
     let slot = k.select(is_slot, slot, 0u32);
     let (page, row_in_page) = page_and_row(k, slot, p.page_size);
-    (cache_address(k, cache, strides, [page, row_in_page], row.head), k.and(row.exists, is_slot))
+    RowTarget {
+        address: cache_address(k, cache, strides, [page, row_in_page], row.head),
+        is_stored: k.and(row.exists, is_slot),
+        place: Some(CachePlace { sequence: None, page, row: row_in_page }),
+    }
 }

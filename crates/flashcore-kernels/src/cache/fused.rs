@@ -196,6 +196,7 @@ pub(crate) fn reasons(problem: &KvCacheProblem, config: Config) -> Vec<Reason> {
         _ => refuse("a kernel other than ampere", true),
     }
     refuse("f32", attention.dtype == DType::F32);
+    refuse("an FP8 cache", attention.dtypes().key_value.is_float8());
     refuse("qk_norm", problem.qk_norm.is_some());
     refuse("mask_mod", attention.mask_mod.is_some());
     refuse("a cache without pages", attention.paged.is_some_and(|paged| paged.num_pages == 0));

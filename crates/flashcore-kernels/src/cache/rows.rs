@@ -1,10 +1,12 @@
-//! Rows that are copied, normalized and rotated on the way: those of one tensor, by the CTAs of one part of the grid.
+//! Rows that are copied, normalized, rotated and quantised on the way: those of one tensor, by the CTAs of one part of the grid.
 
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister};
 
+use super::quantize::{CachePlace, Quantizer, is_first_lane};
 use super::rotary_rows::{Item, Norm, TableRow, Tables, normalize};
 use super::spec::RowShape;
+use crate::primitives::VectorType;
 
 /// The row of a lane: one head of one row of a tensor.
 pub(super) struct LaneRow {
@@ -16,6 +18,15 @@ pub(super) struct LaneRow {
     lane_in_row: Reg<U32>,
 }
 
+/// Place that a row is stored to.
+pub(super) struct RowTarget {
+    pub(super) address: Reg<U64>,
+    /// True if it is stored.
+    pub(super) is_stored: Reg<Pred>,
+    /// Its place in a cache, where it goes to one.
+    pub(super) place: Option<CachePlace>,
+}
+
 /// Places and positions of rows.
 pub(super) trait Placement {
     /// Everything about a row that several of the methods need.
@@ -25,8 +36,8 @@ pub(super) trait Placement {
     fn find(&self, k: &mut Builder, row: &LaneRow) -> Self::Place;
     /// The address it is loaded from.
     fn source(&self, k: &mut Builder, row: &LaneRow, found: &Self::Place) -> Reg<U64>;
-    /// The address it is stored to, and true if it is stored.
-    fn target(&self, k: &mut Builder, row: &LaneRow, found: &Self::Place) -> (Reg<U64>, Reg<Pred>);
+    /// The place it is stored to.
+    fn target(&self, k: &mut Builder, row: &LaneRow, found: &Self::Place) -> RowTarget;
     /// The position of the rotary embedding, clamped into its tables.
     fn position(&self, k: &mut Builder, row: &LaneRow, found: &Self::Place) -> Reg<S32>;
 }
@@ -44,6 +55,8 @@ pub(super) struct Pass {
     pub(super) transforms: bool,
     pub(super) norm: Option<Norm>,
     pub(super) tables: Tables,
+    /// Quantisation to an FP8 cache.
+    pub(super) quantize: Option<Quantizer>,
 }
 
 impl Pass {
@@ -87,11 +100,12 @@ impl Pass {
                 })
             })
             .collect();
-        let (target, is_stored) = placement.target(k, &row, &found);
-        if self.transforms {
+        let RowTarget { address: target, is_stored, place } = placement.target(k, &row, &found);
+        let (mut stored, mut stored_element) = (vector, element);
+        if self.transforms || self.quantize.is_some() {
             let mut values: Vec<_> =
                 bits.iter().map(|[first, second]| [vector.widen(k, first), vector.widen(k, second)]).collect();
-            let tables = shape.rotary.map(|rotary| {
+            let tables = shape.rotary.filter(|_| self.transforms).map(|rotary| {
                 let position = placement.position(k, &row, &found);
                 (rotary.style, TableRow::new(k, shape, rotary, self.tables, position))
             });
@@ -103,7 +117,12 @@ impl Pass {
                     tables.rotate(k, style, item, values);
                 }
             }
-            bits = values.iter().map(|[first, second]| [vector.round(k, first), vector.round(k, second)]).collect();
+            if let (Some(quantize), Some(place)) = (self.quantize, &place) {
+                let is_first = is_first_lane(k, row.lane_in_row);
+                quantize.divide(k, shape, (place, row.head), [is_stored, is_first], &mut values);
+                (stored, stored_element) = (VectorType::new(quantize.dtype, vector.elements), 1);
+            }
+            bits = values.iter().map(|[first, second]| [stored.round(k, first), stored.round(k, second)]).collect();
         }
         for (item, vectors) in items.iter().zip(&bits) {
             for ((column, exists), bits) in item.columns.into_iter().zip(item.exists).zip(vectors) {
@@ -111,8 +130,8 @@ impl Pass {
                     Some(exists) => k.and(is_stored, exists),
                     None => is_stored,
                 };
-                let address = k.mad_wide(column, element, target);
-                k.when(is_stored, |k| vector.store(k, address, bits));
+                let address = k.mad_wide(column, stored_element, target);
+                k.when(is_stored, |k| stored.store(k, address, bits));
             }
         }
     }

@@ -9,8 +9,9 @@ use flashcore_ir::types::{F32, Pred, S32, U32, U64};
 use flashcore_ir::{Arch, Argument, Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{KvCacheProblem, Problem, Strides};
 
+use super::quantize::{self, CachePlace, Quantizers, sequence_reason};
 use super::rotary_rows::{Norm, Tables};
-use super::rows::{LaneRow, Pass, Placement, cache_address, ctas, page_and_row};
+use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, SequenceSpec, THREADS};
 use crate::spec::KernelKey;
 use crate::unsupported::Reason;
@@ -98,7 +99,8 @@ operation_parameters! {
 pub struct SequencePlan {
     /// The kernel.
     pub key: KernelKey,
-    /// All arguments; the first [`SEQUENCE_WORDS`] are 0.
+    /// All arguments; the first [`SEQUENCE_WORDS`] are 0, after [`QUANTIZE_WORDS`](super::QUANTIZE_WORDS) where the
+    /// caches are FP8.
     pub template: Vec<Argument>,
     /// CTAs; none if there is no sequence.
     pub grid: [u32; 3],
@@ -111,6 +113,7 @@ impl SequencePlan {
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
+        sequence_reason(problem, arch)?;
         let spec = AppendSpec::of_sequences(problem);
         let key = KernelKey::Append(spec, arch);
         key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
@@ -137,16 +140,19 @@ fn grid(spec: AppendSpec, problem: &KvCacheProblem) -> u32 {
 
 fn arguments(problem: &KvCacheProblem) -> Vec<Argument> {
     let element = problem.attention.dtype.size_bytes() as u64;
-    let bytes = |strides: Strides| {
+    let bytes = |strides: Strides, element: u64| {
         [strides.batch, strides.row, strides.head].map(|stride| Argument::U64(stride as u64 * element))
     };
+    let cache_element = problem.attention.dtypes().key_value.size_bytes() as u64;
     let strides = problem.attention.strides();
     let attended = problem.attended().strides();
     let (Problem { batch, query_heads, query_length, key_heads, key_length, .. }, caches) =
         (&problem.attention, problem.attention.key_shape());
-    let mut arguments = vec![Argument::U64(0); SEQUENCE_WORDS];
-    let tensors = [strides.query, attended.query, problem.new_key, problem.new_value, strides.key, strides.value];
-    arguments.extend(tensors.into_iter().flat_map(bytes));
+    let mut arguments = quantize::arguments(&problem.append(0));
+    arguments.extend(vec![Argument::U64(0); SEQUENCE_WORDS]);
+    let tensors = [strides.query, attended.query, problem.new_key, problem.new_value];
+    arguments.extend(tensors.into_iter().flat_map(|strides| bytes(strides, element)));
+    arguments.extend([strides.key, strides.value].into_iter().flat_map(|strides| bytes(strides, cache_element)));
     let table_element = problem.append(0).table_dtype().size_bytes();
     let table_stride = problem.rotary.map_or(0, |rotary| rotary.table_stride * table_element);
     let page_table_stride = problem.attention.paged.map_or(0, |paged| paged.table_stride * size_of::<i32>());
@@ -178,12 +184,13 @@ fn arguments(problem: &KvCacheProblem) -> Vec<Argument> {
 pub(super) fn kernel(spec: AppendSpec, sequences: SequenceSpec) -> Kernel {
     let mut builder = Builder::new(spec.name(), THREADS);
     let k = &mut builder;
+    let quantizers = Quantizers::load(k, spec.quantize);
     let p = Parameters::load(k);
     let cta = k.special(SpecialRegister::CtaX);
     let (key_rows, value_rows) = (spec.key_rows(), spec.value_rows());
     let keys = k.mul(p.new_rows, p.key_heads);
     let tables = Tables { cos: p.cos, sin: p.sin, stride: p.table_stride };
-    let pass = |shape, first_cta, heads, rows, transforms, norm| Pass {
+    let pass = |shape, first_cta, heads, rows, transforms, norm, quantize| Pass {
         shape,
         first_cta,
         heads,
@@ -192,6 +199,7 @@ pub(super) fn kernel(spec: AppendSpec, sequences: SequenceSpec) -> Kernel {
         transforms,
         norm,
         tables,
+        quantize,
     };
     let mut first_cta = k.copy(0u32);
     if spec.query {
@@ -202,7 +210,7 @@ pub(super) fn kernel(spec: AppendSpec, sequences: SequenceSpec) -> Kernel {
             k.section("query", |k| {
                 let norm = spec.qk_norm.then_some(Norm { weights: p.query_norm, eps: p.eps });
                 let rows = QueryRows { p: &p, sequences };
-                pass(key_rows, first_cta, p.query_heads, queries, true, norm).write(k, cta, &rows);
+                pass(key_rows, first_cta, p.query_heads, queries, true, norm, None).write(k, cta, &rows);
             });
         });
         first_cta = query_ctas;
@@ -226,7 +234,7 @@ pub(super) fn kernel(spec: AppendSpec, sequences: SequenceSpec) -> Kernel {
                 source: (p.new_key, [p.new_key_batch_stride, p.new_key_row_stride, p.new_key_head_stride]),
                 cache: (p.key_cache, [p.key_cache_page_stride, p.key_cache_row_stride, p.key_cache_head_stride]),
             };
-            pass(key_rows, first_cta, p.key_heads, keys, spec.transforms(), norm).write(k, cta, &rows);
+            pass(key_rows, first_cta, p.key_heads, keys, spec.transforms(), norm, quantizers.key).write(k, cta, &rows);
         });
     });
     let is_value = is_between(k, first_value_cta, first_length_cta);
@@ -241,7 +249,7 @@ pub(super) fn kernel(spec: AppendSpec, sequences: SequenceSpec) -> Kernel {
                     [p.value_cache_page_stride, p.value_cache_row_stride, p.value_cache_head_stride],
                 ),
             };
-            pass(value_rows, first_value_cta, p.key_heads, keys, false, None).write(k, cta, &rows);
+            pass(value_rows, first_value_cta, p.key_heads, keys, false, None, quantizers.value).write(k, cta, &rows);
         });
     });
     let is_length = k.compare(Compare::Ge, cta, first_length_cta);
@@ -378,11 +386,12 @@ impl Placement for QueryRows<'_> {
         found.address(k, row, (p.query, [p.query_batch_stride, p.query_row_stride, p.query_head_stride]))
     }
 
-    fn target(&self, k: &mut Builder, row: &LaneRow, found: &SequenceRow) -> (Reg<U64>, Reg<Pred>) {
+    fn target(&self, k: &mut Builder, row: &LaneRow, found: &SequenceRow) -> RowTarget {
         let p = self.p;
         let strides = [p.query_output_batch_stride, p.query_output_row_stride, p.query_output_head_stride];
         let address = found.address(k, row, (p.query_output, strides));
-        (address, found.exists.map_or(row.exists, |exists| k.and(row.exists, exists)))
+        let is_stored = found.exists.map_or(row.exists, |exists| k.and(row.exists, exists));
+        RowTarget { address, is_stored, place: None }
     }
 
     fn position(&self, k: &mut Builder, _: &LaneRow, found: &SequenceRow) -> Reg<S32> {
@@ -417,7 +426,7 @@ impl Placement for NewRows<'_> {
     }
 
     /// The row of the cache; one past the bound, on a page or in a batch that the cache does not have is not stored.
-    fn target(&self, k: &mut Builder, row: &LaneRow, found: &SequenceRow) -> (Reg<U64>, Reg<Pred>) {
+    fn target(&self, k: &mut Builder, row: &LaneRow, found: &SequenceRow) -> RowTarget {
         let p = self.p;
         let mut is_stored = found.exists.map_or(row.exists, |exists| k.and(row.exists, exists));
         let address = k.mad_wide(found.sequence, 4u32, p.cache_seqlens);
@@ -448,7 +457,9 @@ impl Placement for NewRows<'_> {
             (batch, cache_row) = (k.select(is_page, page, 0u32), row_in_page);
         }
         let (cache, strides) = self.cache;
-        (cache_address(k, cache, strides, [batch, cache_row], row.head), is_stored)
+        let address = cache_address(k, cache, strides, [batch, cache_row], row.head);
+        let place = Some(CachePlace { sequence: Some(found.sequence), page: batch, row: cache_row });
+        RowTarget { address, is_stored, place }
     }
 
     fn position(&self, k: &mut Builder, _: &LaneRow, found: &SequenceRow) -> Reg<S32> {

@@ -4,6 +4,7 @@ use core::fmt::Write;
 
 use flashcore_problem::{AppendProblem, DType, KvCacheProblem, PositionType, RotaryStyle};
 
+use super::quantize::QuantizeSpec;
 use crate::primitives::{LANES, VectorType, used_strides, vector_elements};
 
 /// Threads of a CTA.
@@ -30,6 +31,8 @@ pub struct AppendSpec {
     pub value_vec: u32,
     /// Rows go to places by sequence; `None` by slot.
     pub sequences: Option<SequenceSpec>,
+    /// Quantisation to FP8 caches.
+    pub quantize: Option<QuantizeSpec>,
 }
 
 /// Everything of an append by sequence that is compiled in.
@@ -134,11 +137,18 @@ impl AppendSpec {
             key_vec,
             value_vec,
             sequences: None,
+            quantize: QuantizeSpec::of(problem),
         }
     }
 
-    /// Bytes of which the addresses of query, query output, key, key cache and norm weights must be multiples, those of
-    /// value and value cache, and those of the tables.
+    /// Bytes of which the addresses of key cache and value cache must be multiples.
+    pub fn cache_alignments(self) -> [u64; 2] {
+        let element = self.quantize.map_or(self.dtype, |quantize| quantize.dtype).size_bytes() as u64;
+        [self.key_vec, self.value_vec].map(|elements| u64::from(elements) * element)
+    }
+
+    /// Bytes of which the addresses of query, query output, key and norm weights must be multiples, those of value, and
+    /// those of the tables.
     pub fn alignments(self) -> [u64; 3] {
         let Self { dtype, key_vec, value_vec, rotary, .. } = self;
         let element = dtype.size_bytes() as u64;
@@ -156,7 +166,7 @@ impl AppendSpec {
 
     /// The name of the kernel.
     pub(super) fn name(self) -> String {
-        let Self { dtype, head_dim, value_dim, query, qk_norm, rotary, key_vec, value_vec, sequences } = self;
+        let Self { dtype, head_dim, value_dim, query, qk_norm, rotary, key_vec, value_vec, sequences, quantize } = self;
         let mut name = format!("flashcore_append_kv_{dtype}_d{head_dim}x{value_dim}_v{key_vec}x{value_vec}");
         if query {
             name.push_str("_query");
@@ -188,6 +198,9 @@ impl AppendSpec {
             ] {
                 name.push_str(if is_on { switch } else { "" });
             }
+        }
+        if let Some(quantize) = quantize {
+            name.push_str(&quantize.suffix());
         }
         name
     }

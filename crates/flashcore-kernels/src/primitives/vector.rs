@@ -5,13 +5,14 @@ use flashcore_ir::{Builder, GlobalAddress, Reg};
 use flashcore_problem::DType;
 
 use crate::attention::naive::MemoryElement;
+use crate::cache::quantize::codes;
 use crate::element::Element;
 use crate::specialization::MAX_VEC_BYTES;
 
 /// Adjacent elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct VectorType {
-    /// The element type: `f16`, `bf16` or `f32`.
+    /// The element type: `f16`, `bf16` or `f32`; of vectors that are stored and not loaded, also `e4m3` or `e5m2`.
     pub(crate) dtype: DType,
     /// Elements: a power of two.
     pub(crate) elements: u32,
@@ -127,6 +128,18 @@ impl VectorType {
 
     /// `f32` numbers rounded to nearest even.
     pub(crate) fn round(self, k: &mut Builder, values: &[Reg<F32>]) -> VectorBits {
+        if self.dtype.is_float8() {
+            let pairs = codes(k, self.dtype, values);
+            if self.access_bytes < 4 {
+                return VectorBits::Halves(pairs);
+            }
+            let word = |pair: &[Reg<U16>]| {
+                let (low, high) = (k.widen_half(pair[0]), k.widen_half(pair[1]));
+                let high = k.shl(high, 16u32);
+                k.or(low, high)
+            };
+            return VectorBits::Words(pairs.chunks_exact(2).map(word).collect());
+        }
         if self.access_bytes < 4 {
             let half = |k: &mut Builder, value| {
                 if self.dtype == DType::F16 {

@@ -10,18 +10,25 @@
 //! 3. the key goes to row `slot % page_size` of page `slot / page_size` of the key cache, the value, unchanged, to the
 //!    same row of the value cache, `slot` being `slot_mapping[t]`. A slot that is negative (-1 by convention) or past the
 //!    last page is skipped: nothing is written for that token, and nothing outside of the caches ever;
+//!    A cache of another type than the tokens is FP8: the row is divided by a scale and rounded, as
+//!    [`quantize`](crate::quantize) says. The scale is given, or computed from the row as it goes to the cache and
+//!    written beside it;
 //! 4. the query row goes to the query output, whatever its slot.
 //!
 //! No two tokens may have the same slot, or it is undefined which of them is written.
 
 mod oracle;
 mod random;
+mod scale_oracle;
+mod scales;
 mod views;
 
-pub use oracle::{AppendExpected, append_oracle};
-pub(crate) use oracle::{RotaryTables, copied, transformed};
-pub(crate) use random::tables;
+pub use oracle::{AppendExpected, append_oracle, append_oracle_with};
+pub(crate) use oracle::{CachePlace, RotaryTables, copied, transformed};
 pub use random::{AppendData, CacheMemory};
+pub(crate) use random::{ZEROS, random_scale, tables, unwritten_scales};
+pub use scales::ScaleSource;
+pub(crate) use scales::{RowScales, check_presence};
 pub(crate) use views::Errors;
 pub use views::{AppendInputs, AppendOutputs, Positions, ValueCache};
 
@@ -48,8 +55,16 @@ pub const MOST_APPEND_COLUMNS: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AppendProblem {
-    /// Element type of query, key, value and caches: `f16`, `bf16` or `f32`.
+    /// Element type of query, key, value and, unless they have their own, caches: `f16`, `bf16` or `f32`.
     pub dtype: DType,
+    /// Element type of the caches; `None` for that of the tensors, else `e4m3` or `e5m2`.
+    pub cache_dtype: Option<DType>,
+    /// True if keys have a scale in an FP8 cache.
+    pub k_scale: bool,
+    /// True if values have a scale in an FP8 cache.
+    pub v_scale: bool,
+    /// True if those scales are computed, one for each row and head, and written; else they are given.
+    pub compute_scales: bool,
     /// Tokens: new keys and values, and query rows. A launch may have fewer.
     pub tokens: usize,
     /// Query heads; 0 for no query.
@@ -181,6 +196,10 @@ impl AppendProblem {
         };
         let problem = Self {
             dtype,
+            cache_dtype: None,
+            k_scale: false,
+            v_scale: false,
+            compute_scales: false,
             tokens,
             query_heads: 0,
             key_heads,
@@ -248,6 +267,27 @@ impl AppendProblem {
         self
     }
 
+    /// The problem with caches of another type, or of that of the tensors.
+    #[must_use]
+    pub const fn with_cache_dtype(mut self, cache_dtype: Option<DType>) -> Self {
+        self.cache_dtype = cache_dtype;
+        self
+    }
+
+    /// The problem with or without scales of keys and of values.
+    #[must_use]
+    pub const fn with_scales(mut self, k_scale: bool, v_scale: bool) -> Self {
+        (self.k_scale, self.v_scale) = (k_scale, v_scale);
+        self
+    }
+
+    /// The problem with scales that are computed instead of given.
+    #[must_use]
+    pub const fn with_compute_scales(mut self, compute_scales: bool) -> Self {
+        self.compute_scales = compute_scales;
+        self
+    }
+
     /// The problem with fewer or more tokens.
     #[must_use]
     pub const fn with_tokens(mut self, tokens: usize) -> Self {
@@ -293,6 +333,11 @@ impl AppendProblem {
     pub fn place(&self, slot: i64) -> Option<(usize, usize)> {
         let slot = usize::try_from(slot).ok().filter(|&slot| slot < self.slots())?;
         Some((slot / self.page_size, slot % self.page_size))
+    }
+
+    /// Element type of the caches.
+    pub fn cache_dtype(&self) -> DType {
+        self.cache_dtype.unwrap_or(self.dtype)
     }
 
     /// Element type of the rotary tables.
@@ -343,6 +388,7 @@ impl AppendProblem {
         {
             errors.push(out_of_range("the eps of qk_norm", &eps, "finite and at least 0, usually 1e-6".to_owned()));
         }
+        self.scale_errors(&mut errors);
         self.rotary_errors(&mut errors);
         self.stride_errors(&mut errors);
         errors
@@ -381,7 +427,9 @@ impl AppendProblem {
             ("key_cache", self.key_cache_shape(), key_cache, true),
             ("value_cache", self.value_cache_shape(), value_cache, true),
         ] {
-            crate::problem::stride_errors(tensor, shape, strides, self.dtype, errors);
+            let is_cache = matches!(tensor, "key_cache" | "value_cache");
+            let dtype = if is_cache { self.cache_dtype() } else { self.dtype };
+            crate::problem::stride_errors(tensor, shape, strides, dtype, errors);
             if is_written && !strides.is_disjoint(shape) {
                 let Strides { batch, head, row } = strides;
                 let (value, allowed) = (format!("({batch}, {head}, {row})"), "so far apart that no rows overlap");

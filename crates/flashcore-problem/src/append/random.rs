@@ -1,8 +1,8 @@
 //! Random numbers of an append, for tests and trials: independent tensors, poison wherever nothing may be read.
 
 use super::oracle::poisoned;
-use super::{AppendInputs, AppendOutputs, AppendProblem, PositionType, Positions, Rotary};
-use crate::{SplitMix64, Tensor, TensorView};
+use super::{AppendInputs, AppendOutputs, AppendProblem, PositionType, Positions, Rotary, ScaleSource};
+use crate::{DType, Operand, Scale, ScaleStrides, SplitMix64, Tensor, TensorView};
 
 /// Owned inputs of an append.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +27,10 @@ pub struct AppendData {
     pub query_norm: Tensor,
     /// Weights of the norm of the key.
     pub key_norm: Tensor,
+    /// The scale of keys, where it is given.
+    pub k_scale: Option<Scale>,
+    /// The scale of values, where it is given.
+    pub v_scale: Option<Scale>,
     position_type: Option<PositionType>,
     has_query: bool,
     has_norm: bool,
@@ -41,12 +45,17 @@ pub struct CacheMemory {
     pub value_cache: Tensor,
     /// The query output.
     pub query: Tensor,
+    /// The scales of keys, where they are computed.
+    pub k_scale: Option<Scale>,
+    /// The scales of values, where they are computed.
+    pub v_scale: Option<Scale>,
 }
 
 impl AppendData {
     /// Random inputs: slots that differ from each other and lie anywhere in the cache, some of them skipped (-1, and far
     /// out of range on either side), positions of which some are outside of the table, keys and values of skipped tokens
-    /// and gaps between rows poisoned.
+    /// and gaps between rows poisoned. Given scales take turns in their form, and saturate some values; where scales are
+    /// computed, some rows are all zeros.
     pub fn random(problem: &AppendProblem, seed: u64) -> Self {
         let mut random = SplitMix64::new(seed);
         let slot_mapping = random_slots(problem, &mut random);
@@ -58,7 +67,9 @@ impl AppendData {
                     continue;
                 }
                 let start = strides.row_start(batch, head, row);
-                (start..start + shape.columns).for_each(|index| tensor.set(index, random.normal()));
+                let is_zero = problem.compute_scales && (head + row) % ZEROS == ZEROS - 1;
+                let factor = if is_zero { 0.0 } else { 1.0 };
+                (start..start + shape.columns).for_each(|index| tensor.set(index, factor * random.normal()));
             }
             tensor
         };
@@ -84,7 +95,13 @@ impl AppendData {
         };
         let query_norm = weights(if problem.query_heads > 0 { columns } else { 0 });
         let key_norm = weights(columns);
+        let scale = |operand, random: &mut SplitMix64| given_scale(problem, operand, &slot_mapping, random);
+        let mut scale_random = SplitMix64::stream(seed, SCALE_STREAM);
+        let k_scale = scale(Operand::KScale, &mut scale_random);
+        let v_scale = scale(Operand::VScale, &mut scale_random);
         Self {
+            k_scale,
+            v_scale,
             key,
             value,
             slot_mapping,
@@ -115,9 +132,62 @@ impl AppendData {
             sin: some(rotary, &self.sin),
             query_norm: some(self.has_norm && self.has_query, &self.query_norm),
             key_norm: some(self.has_norm, &self.key_norm),
+            k_scale: self.k_scale.as_ref().map(Scale::view),
+            v_scale: self.v_scale.as_ref().map(Scale::view),
             ..AppendInputs::new(&self.key, &self.value, &self.slot_mapping)
         }
     }
+}
+
+/// The stream of given scales.
+const SCALE_STREAM: u64 = 0x5ca1e;
+/// One row in so many is all zeros where scales are computed.
+pub(crate) const ZEROS: usize = 5;
+
+/// Scales of tokens that are not skipped, NaN elsewhere: of the tensor, by head, or by row and head.
+fn given_scale(
+    problem: &AppendProblem,
+    operand: Operand,
+    slot_mapping: &[i64],
+    random: &mut SplitMix64,
+) -> Option<Scale> {
+    if problem.scale_source(operand) != ScaleSource::Given {
+        return None;
+    }
+    let strides = match random.below(3) {
+        0 => ScaleStrides::TENSOR,
+        1 => ScaleStrides::KEY_HEAD,
+        _ => ScaleStrides::per_cache_row(problem.key_cache_shape()),
+    };
+    let mut data = vec![f32::NAN; strides.extent_of_cache(problem.key_cache_shape()).unwrap_or(0)];
+    for place in slot_mapping.iter().filter_map(|&slot| problem.place(slot)) {
+        for head in 0..problem.key_heads {
+            let index = strides.key_index(0, place, head);
+            if data[index].is_nan() {
+                data[index] = random_scale(problem.cache_dtype(), random);
+            }
+        }
+    }
+    Some(Scale { data, strides })
+}
+
+/// A scale from 1/4 to 2, or so small that most normal numbers saturate.
+pub(crate) fn random_scale(dtype: DType, random: &mut SplitMix64) -> f32 {
+    let small = if random.below(5) == 0 { 4.0 / dtype.largest() } else { 1.0 };
+    ((random.uniform() * 3.0 - 2.0).exp2() * small) as f32
+}
+
+/// The scales of a cache before they are computed: poison, in one of two orders, some with room between heads.
+pub(crate) fn unwritten_scales(cache: crate::Shape, seed: u64) -> Scale {
+    let crate::Shape { batch, rows, heads, .. } = cache;
+    let strides = match seed % 3 {
+        0 => ScaleStrides::per_cache_row(cache),
+        1 => ScaleStrides { batch: rows * heads, row: 1, key_head: rows, ..ScaleStrides::TENSOR },
+        _ => ScaleStrides { batch: 2 * rows * heads + 1, row: 2 * heads, key_head: 2, ..ScaleStrides::TENSOR },
+    };
+    let poison = f32::from_bits(DType::F32.poison() as u32);
+    let extent = strides.extent_of_cache(cache).unwrap_or(0);
+    Scale { data: vec![poison; if batch == 0 { 0 } else { extent }], strides }
 }
 
 /// Cosines and sines of random angles, in every row; poison between rows.
@@ -155,17 +225,36 @@ const MOST_DRAWN: usize = 1 << 20;
 impl CacheMemory {
     /// Caches and query output full of poison.
     pub fn poisoned(problem: &AppendProblem) -> Self {
-        let strides = problem.strides;
+        let (strides, cache, dtype) = (problem.strides, problem.key_cache_shape(), problem.cache_dtype());
+        let scales = |operand, seed: usize| {
+            let is_computed = problem.scale_source(operand) == ScaleSource::Computed;
+            is_computed.then(|| unwritten_scales(cache, (problem.tokens + seed) as u64))
+        };
         Self {
-            key_cache: poisoned(problem.dtype, problem.key_cache_shape(), strides.key_cache),
-            value_cache: poisoned(problem.dtype, problem.value_cache_shape(), strides.value_cache),
+            k_scale: scales(Operand::KScale, 0),
+            v_scale: scales(Operand::VScale, 1),
+            key_cache: poisoned(dtype, cache, strides.key_cache),
+            value_cache: poisoned(dtype, problem.value_cache_shape(), strides.value_cache),
             query: poisoned(problem.dtype, problem.query_shape(), strides.query_output),
         }
     }
 
     /// Views to be written.
     pub fn outputs(&mut self, problem: &AppendProblem) -> AppendOutputs<'_> {
-        let outputs = AppendOutputs::new(&mut self.key_cache, &mut self.value_cache);
+        let mut outputs = AppendOutputs::new(&mut self.key_cache, &mut self.value_cache);
+        outputs.k_scale = self.k_scale.as_mut().map(Scale::view_mut);
+        outputs.v_scale = self.v_scale.as_mut().map(Scale::view_mut);
         if problem.query_heads > 0 { outputs.with_query(&mut self.query) } else { outputs }
+    }
+
+    /// The strides of the computed scales of keys and of values; those of contiguous ones where there are none.
+    pub fn scale_strides(&self, problem: &AppendProblem) -> [ScaleStrides; 2] {
+        let contiguous = ScaleStrides::per_cache_row(problem.key_cache_shape());
+        [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map_or(contiguous, |scale| scale.strides))
+    }
+
+    /// The computed scales of keys and of values; empty where there are none.
+    pub fn scales(&self) -> [&[f32]; 2] {
+        [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map_or(&[][..], |scale| &scale.data))
     }
 }

@@ -1,7 +1,7 @@
 //! The numbers of an append, borrowed.
 
 use super::{AppendProblem, PositionType};
-use crate::{DType, Invalid, Shape, Strides, TensorError, TensorView, TensorViewMut};
+use crate::{DType, Invalid, ScaleView, ScaleViewMut, Shape, Strides, TensorError, TensorView, TensorViewMut};
 
 /// Positions of tokens in their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,10 @@ pub struct AppendInputs<'a> {
     pub query_norm: Option<TensorView<'a>>,
     /// Weights of the norm of the key, one for each column.
     pub key_norm: Option<TensorView<'a>>,
+    /// The scale of keys in an FP8 cache, unless it is computed.
+    pub k_scale: Option<ScaleView<'a>>,
+    /// The scale of values in an FP8 cache, unless it is computed.
+    pub v_scale: Option<ScaleView<'a>>,
 }
 
 impl<'a> AppendInputs<'a> {
@@ -96,7 +100,23 @@ impl<'a> AppendInputs<'a> {
             sin: None,
             query_norm: None,
             key_norm: None,
+            k_scale: None,
+            v_scale: None,
         }
+    }
+
+    /// Adds the scale of keys.
+    #[must_use]
+    pub const fn with_k_scale(mut self, scale: ScaleView<'a>) -> Self {
+        self.k_scale = Some(scale);
+        self
+    }
+
+    /// Adds the scale of values.
+    #[must_use]
+    pub const fn with_v_scale(mut self, scale: ScaleView<'a>) -> Self {
+        self.v_scale = Some(scale);
+        self
     }
 
     /// Adds query rows that are not rotated in place.
@@ -160,7 +180,7 @@ impl ValueCache<'_> {
 }
 
 /// Everything that an append writes.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AppendOutputs<'a> {
     /// The key cache.
@@ -169,17 +189,39 @@ pub struct AppendOutputs<'a> {
     pub value_cache: ValueCache<'a>,
     /// The query output; it is read first where the inputs have no query.
     pub query: Option<TensorViewMut<'a>>,
+    /// The scales of keys, where they are computed.
+    pub k_scale: Option<ScaleViewMut<'a>>,
+    /// The scales of values, where they are computed.
+    pub v_scale: Option<ScaleViewMut<'a>>,
 }
 
 impl<'a> AppendOutputs<'a> {
     /// Two caches.
     pub fn new(key_cache: impl Into<TensorViewMut<'a>>, value_cache: impl Into<TensorViewMut<'a>>) -> Self {
-        Self { key_cache: key_cache.into(), value_cache: ValueCache::Separate(value_cache.into()), query: None }
+        Self::of(key_cache.into(), ValueCache::Separate(value_cache.into()))
     }
 
     /// One memory for both caches: values begin `offset` elements past the first key.
     pub fn interleaved(cache: impl Into<TensorViewMut<'a>>, offset: usize) -> Self {
-        Self { key_cache: cache.into(), value_cache: ValueCache::InKeyCache { offset }, query: None }
+        Self::of(cache.into(), ValueCache::InKeyCache { offset })
+    }
+
+    const fn of(key_cache: TensorViewMut<'a>, value_cache: ValueCache<'a>) -> Self {
+        Self { key_cache, value_cache, query: None, k_scale: None, v_scale: None }
+    }
+
+    /// Adds the scales of keys, to be written.
+    #[must_use]
+    pub fn with_k_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
+        self.k_scale = Some(scale);
+        self
+    }
+
+    /// Adds the scales of values, to be written.
+    #[must_use]
+    pub fn with_v_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
+        self.v_scale = Some(scale);
+        self
     }
 
     /// Adds the query output.
@@ -232,12 +274,13 @@ impl AppendProblem {
         errors.count("slot_mapping", inputs.slot_mapping.len(), self.tokens);
         let key_cache = extent(self.key_cache_shape(), strides.key_cache);
         let value_cache = extent(self.value_cache_shape(), strides.value_cache);
-        errors.tensor("key_cache", outputs.key_cache.as_view(), dtype, key_cache);
+        let cache_dtype = self.cache_dtype();
+        errors.tensor("key_cache", outputs.key_cache.as_view(), cache_dtype, key_cache);
         match &outputs.value_cache {
-            ValueCache::Separate(cache) => errors.tensor("value_cache", cache.as_view(), dtype, value_cache),
+            ValueCache::Separate(cache) => errors.tensor("value_cache", cache.as_view(), cache_dtype, value_cache),
             ValueCache::InKeyCache { offset } => {
                 let end = value_cache.and_then(|elements| elements.checked_add(*offset));
-                errors.tensor("value_cache", outputs.key_cache.as_view(), dtype, end);
+                errors.tensor("value_cache", outputs.key_cache.as_view(), cache_dtype, end);
                 if !self.is_interleaved_apart(*offset) {
                     errors.0.push(TensorError::Overlap { tensor: "value_cache", other: "key_cache", offset: *offset });
                 }
@@ -275,6 +318,7 @@ impl AppendProblem {
                 errors.tensor(tensor, weights, dtype, Some(self.head_dim));
             }
         }
+        self.check_scales(inputs, outputs, &mut errors.0);
         if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
     }
 

@@ -8,6 +8,8 @@
 //!    `start + i`, that of query row `i` is `start + i` with a causal mask or a window, else `start`, where `start` is
 //!    `rotary_seqlens[b]`, else `cache_seqlens[b]`. Positions are clamped into the tables;
 //! 2. new key and value `i` go to row `cache_seqlens[b] + i` of the sequence, by the page table and `kv_batch_idx`;
+//!    An FP8 cache (`kv_dtype` of the attention) is quantised to as in an [`AppendProblem`], with the scales of the
+//!    attention: `k_scale` and `v_scale` are given, or computed for each new row and head and written;
 //! 3. the query attends the keys of the cache, `cache_seqlens[b] + new[b] - leftpad_k[b]` of them.
 //!
 //! Host tensors are checked first: a sequence that has no room for its new keys is an error, and nothing is written. On a
@@ -19,7 +21,7 @@ mod oracle;
 mod random;
 mod views;
 
-pub use oracle::{KvCacheExpected, kv_cache_oracle};
+pub use oracle::{KvCacheExpected, kv_cache_oracle, kv_cache_oracle_with};
 pub use random::KvCacheData;
 pub use views::{KvCacheInputs, KvCacheOutputs, RowMove};
 
@@ -64,6 +66,9 @@ pub struct KvCacheProblem {
     pub rotary_seqlens: bool,
     /// RMS norm of query and new keys over the head dimension, before the rotary embedding.
     pub qk_norm: Option<QkNorm>,
+    /// True if the scales of new rows in an FP8 cache are computed and written, else they are given. Those that the
+    /// attention has on (`k_scale`, `v_scale`) are one for each row and head then.
+    pub compute_scales: bool,
     /// Strides of the new keys.
     pub new_key: Strides,
     /// Strides of the new values.
@@ -83,6 +88,7 @@ impl KvCacheProblem {
             rotary: None,
             rotary_seqlens: false,
             qk_norm: None,
+            compute_scales: false,
             new_key: none,
             new_value: none,
         };
@@ -122,6 +128,13 @@ impl KvCacheProblem {
     #[must_use]
     pub const fn with_qk_norm(mut self, eps: f32) -> Self {
         self.qk_norm = Some(QkNorm { eps });
+        self
+    }
+
+    /// The problem with scales that are computed instead of given.
+    #[must_use]
+    pub const fn with_compute_scales(mut self, compute_scales: bool) -> Self {
+        self.compute_scales = compute_scales;
         self
     }
 
@@ -174,6 +187,9 @@ impl KvCacheProblem {
         let mut append =
             AppendProblem::new(tokens, key_heads, head_dim, dtype, caches.batch, caches.rows).with_value_dim(value_dim);
         (append.rotary, append.qk_norm) = (self.rotary, self.qk_norm);
+        append.cache_dtype = self.attention.kv_dtype.filter(|&cache| cache != dtype);
+        (append.k_scale, append.v_scale) = (self.attention.k_scale, self.attention.v_scale);
+        append.compute_scales = self.compute_scales;
         let strides = self.attention.strides();
         (append.strides.key_cache, append.strides.value_cache) = (strides.key, strides.value);
         append
@@ -196,9 +212,6 @@ impl KvCacheProblem {
         };
         if !self.attention.seqused_k {
             refuse("seqused_k of the attention", &false, "true: cache_seqlens are the lengths before the append");
-        }
-        if !self.attention.dtypes().are_same() {
-            refuse("the types of the attention", &self.attention.dtypes(), "one: appending does not quantise yet");
         }
         if let Some(total) = self.attention.total_k {
             refuse("total_k of the attention", &total, "None: keys lie in a cache; total_new packs the new ones");
@@ -251,6 +264,7 @@ impl KvCacheProblem {
         for (name, is_on) in [
             (" rotary_seqlens", self.rotary_seqlens),
             (" qk-norm", self.qk_norm.is_some()),
+            (" computed-scales", self.compute_scales),
             (" strided-new", (self.new_key, self.new_value) != contiguous),
         ] {
             text.push_str(if is_on { name } else { "" });

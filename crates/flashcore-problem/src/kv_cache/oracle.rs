@@ -1,8 +1,8 @@
 //! Oracle of attention with a growing KV cache: the append in `f64`, and the inputs of the attention that follows.
 
 use super::{KvCacheInputs, KvCacheProblem, RowMove};
-use crate::append::{AppendExpected, RotaryTables, copied, transformed};
-use crate::{Inputs, Invalid, Shape, Strides, Tensor, TensorView};
+use crate::append::{AppendExpected, CachePlace, RotaryTables, RowScales, copied, transformed};
+use crate::{Inputs, Invalid, Operand, ScaleStrides, Shape, Strides, Tensor, TensorView};
 
 /// The right answer to the append, and the query that attends.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,25 +22,46 @@ pub struct KvCacheExpected {
 ///
 /// When the tensors do not belong to the problem; see [`KvCacheProblem::validate_views`].
 pub fn kv_cache_oracle(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>) -> Result<KvCacheExpected, Invalid> {
+    let written = ScaleStrides::per_cache_row(problem.attention.key_shape());
+    kv_cache_oracle_with(problem, inputs, [written; 2])
+}
+
+/// [`kv_cache_oracle`] with computed scales of keys and of values that lie by other strides than contiguous
+/// `[batch or page, row, head]`.
+///
+/// # Panics
+///
+/// As [`kv_cache_oracle`].
+pub fn kv_cache_oracle_with(
+    problem: &KvCacheProblem,
+    inputs: &KvCacheInputs<'_>,
+    written: [ScaleStrides; 2],
+) -> Result<KvCacheExpected, Invalid> {
     problem.validate()?;
     let (append, attention) = (problem.append(0), inputs.attention);
     let tables = RotaryTables { rotary: problem.rotary.zip(inputs.cos.zip(inputs.sin)), norm: problem.qk_norm };
-    let mut expected = AppendExpected::new(problem.attention.dtype);
+    let mut expected = AppendExpected::new(&append);
+    let [k_scales, v_scales] = [
+        RowScales::new(append.scale_source(Operand::KScale), attention.k_scale, Some(written[0])),
+        RowScales::new(append.scale_source(Operand::VScale), attention.v_scale, Some(written[1])),
+    ];
     let strides = problem.attention.strides();
-    for RowMove { from, to, position } in problem.key_moves(inputs) {
+    for RowMove { from, to, position, sequence } in problem.key_moves(inputs) {
         for head in 0..problem.attention.key_heads {
             let start = problem.new_key.row_start(from.0, head, from.1);
             let key = transformed(&tables, position, (attention.key, start), append.head_dim, inputs.key_norm);
-            expected.add_key(strides.key.row_start(to.0, head, to.1), key);
+            let place =
+                |strides: Strides| CachePlace { start: strides.row_start(to.0, head, to.1), place: to, head, sequence };
+            expected.add_key(place(strides.key), key, k_scales);
             let start = problem.new_value.row_start(from.0, head, from.1);
             let value = copied((attention.value, start), append.value_dim);
-            expected.add_value(strides.value.row_start(to.0, head, to.1), value);
+            expected.add_value(place(strides.value), value, v_scales);
         }
     }
     let attended = problem.attended();
     let (shape, to_strides) = (attended.query_shape(), attended.strides().query);
     let mut query = Tensor::poisoned(attended.dtype, to_strides.extent(shape).unwrap_or(0));
-    for RowMove { from, to, position } in problem.query_moves(inputs) {
+    for RowMove { from, to, position, .. } in problem.query_moves(inputs) {
         for head in 0..shape.heads {
             let start = strides.query.row_start(from.0, head, from.1);
             let row = transformed(&tables, position, (attention.query, start), shape.columns, inputs.query_norm);

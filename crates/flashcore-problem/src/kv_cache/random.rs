@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use super::{KvCacheInputs, KvCacheProblem, RowMove};
-use crate::append::tables;
+use crate::append::{ZEROS, random_scale, tables, unwritten_scales};
 use crate::verify::random::{fill, page_table};
-use crate::{Inputs, SequenceLengths, Shape, SplitMix64, Strides, Tensor, TensorView};
+use crate::{
+    DType, Inputs, Operand, Scale, ScaleStrides, SequenceLengths, Shape, SplitMix64, Strides, Tensor, TensorView,
+};
 
 /// Owned inputs of attention with a growing KV cache, and the caches before.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,17 +30,24 @@ pub struct KvCacheData {
     pub query_norm: Tensor,
     /// Weights of the norm of the new keys.
     pub key_norm: Tensor,
+    /// The scales of the key cache before the append, where those of new keys are computed.
+    pub k_scale: Option<Scale>,
+    /// The scales of the value cache before the append, where those of new values are computed.
+    pub v_scale: Option<Scale>,
     has_rotary: bool,
     has_norm: bool,
 }
 
 /// The stream of everything that attention alone does not have.
 const NEW_STREAM: u64 = 0x4e3;
+/// The stream of the scales of an FP8 cache.
+const SCALE_STREAM: u64 = 0x4e4;
 
 impl KvCacheData {
     /// Random inputs whose sequences have lengths after the append by a pattern: rows of the cache that no sequence has
     /// yet, those of new keys among them, unused pages, rows and table entries are poison. Some sequences share the pages
-    /// of full prefixes.
+    /// of full prefixes. Of an FP8 cache, given scales saturate some of the new values, and where scales are computed,
+    /// some new rows are all zeros.
     ///
     /// # Panics
     ///
@@ -61,18 +70,20 @@ impl KvCacheData {
             share_prefixes(problem, &mut inputs, &before);
         }
         let strides = attention.strides();
-        let normal = |random: &mut SplitMix64, shape: Shape, strides: Strides| {
-            fill(attention.dtype, shape, strides, &mut |_, _| random.normal())
+        let cache_dtype = attention.dtypes().key_value;
+        let normal = |random: &mut SplitMix64, dtype: DType, shape: Shape, strides: Strides| {
+            fill(dtype, shape, strides, &mut |_, _| random.normal())
         };
-        inputs.key = normal(&mut random, attention.key_shape(), strides.key);
-        inputs.value = normal(&mut random, attention.value_shape(), strides.value);
+        inputs.key = normal(&mut random, cache_dtype, attention.key_shape(), strides.key);
+        inputs.value = normal(&mut random, cache_dtype, attention.value_shape(), strides.value);
         inputs.reconcile_sequences(attention);
+        let [k_scale, v_scale] = scales(problem, &mut inputs, seed);
         let mut data = Self {
             key_cache: inputs.key,
             value_cache: inputs.value,
             attention: Inputs {
-                key: normal(&mut random, problem.new_key_shape(), problem.new_key),
-                value: normal(&mut random, problem.new_value_shape(), problem.new_value),
+                key: new_rows(problem, &mut random, problem.new_key_shape(), problem.new_key),
+                value: new_rows(problem, &mut random, problem.new_value_shape(), problem.new_value),
                 seqused_k: Some(before),
                 ..inputs
             },
@@ -82,6 +93,8 @@ impl KvCacheData {
             sin: Tensor::zeros(attention.dtype, 0),
             query_norm: Tensor::zeros(attention.dtype, 0),
             key_norm: Tensor::zeros(attention.dtype, 0),
+            k_scale,
+            v_scale,
             has_rotary: problem.rotary.is_some(),
             has_norm: problem.qk_norm.is_some(),
         };
@@ -102,7 +115,8 @@ impl KvCacheData {
         data
     }
 
-    /// Poisons the rows of the caches that are to be written, and new rows of no sequence.
+    /// Poisons the rows of the caches and the scales that are to be written, and new rows of no sequence; gives new rows
+    /// that no query attends scales too, where these are given.
     fn poison_new_rows(&mut self, problem: &KvCacheProblem) {
         let moves = problem.key_moves(&self.inputs());
         let strides = problem.attention.strides();
@@ -112,6 +126,23 @@ impl KvCacheData {
                 (&mut self.value_cache, strides.value, problem.attention.value_shape()),
             ] {
                 poison(cache, strides, shape, page, row);
+            }
+        }
+        let mut random = SplitMix64::stream(moves.len() as u64, SCALE_STREAM);
+        for scale in [&mut self.attention.k_scale, &mut self.attention.v_scale].into_iter().flatten() {
+            for &RowMove { to, sequence, .. } in &moves {
+                for head in 0..problem.attention.key_heads {
+                    let number = &mut scale.data[scale.strides.key_index(sequence, to, head)];
+                    // Of a new row that no query attends.
+                    *number = if number.is_nan() { random_scale(self.key_cache.dtype, &mut random) } else { *number };
+                }
+            }
+        }
+        for scale in [&mut self.k_scale, &mut self.v_scale].into_iter().flatten() {
+            for &RowMove { to, sequence, .. } in &moves {
+                for head in 0..problem.attention.key_heads {
+                    scale.data[scale.strides.key_index(sequence, to, head)] = f32::NAN;
+                }
             }
         }
         let used: HashSet<_> = moves.iter().map(|moved| moved.from).collect();
@@ -137,6 +168,54 @@ impl KvCacheData {
             key_norm: some(self.has_norm, &self.key_norm),
         }
     }
+
+    /// The scales of keys and of values that are computed, before the append; empty where there are none.
+    pub fn scales(&self) -> [&[f32]; 2] {
+        [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map_or(&[][..], |scale| &scale.data))
+    }
+
+    /// The strides of those scales; those of contiguous ones where there are none.
+    pub fn scale_strides(&self, problem: &KvCacheProblem) -> [ScaleStrides; 2] {
+        let contiguous = ScaleStrides::per_cache_row(problem.attention.key_shape());
+        [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map_or(contiguous, |scale| scale.strides))
+    }
+}
+
+/// New rows of normal numbers; where scales are computed, some of them are all zeros.
+fn new_rows(problem: &KvCacheProblem, random: &mut SplitMix64, shape: Shape, strides: Strides) -> Tensor {
+    let zeros = |row: usize| problem.compute_scales && row % ZEROS == ZEROS - 1;
+    fill(problem.attention.dtype, shape, strides, &mut |row, _| {
+        let normal = random.normal();
+        if zeros(row) { 0.0 } else { normal }
+    })
+}
+
+/// Gives attention the scales of the rows that it has after the append, and takes those out that are computed: key, value.
+fn scales(problem: &KvCacheProblem, inputs: &mut Inputs, seed: u64) -> [Option<Scale>; 2] {
+    let attention = &problem.attention;
+    inputs.fill_scales(attention, seed);
+    let mut random = SplitMix64::stream(seed, SCALE_STREAM);
+    let dtype = attention.dtypes().key_value;
+    if !problem.compute_scales {
+        for scale in [&mut inputs.k_scale, &mut inputs.v_scale].into_iter().flatten() {
+            for number in scale.data.iter_mut().filter(|number| !number.is_nan()) {
+                *number = random_scale(dtype, &mut random);
+            }
+        }
+        return [None, None];
+    }
+    let mut per_token = |operand: Operand, is_on: bool, seed: u64| {
+        let mut scale = unwritten_scales(attention.key_shape(), seed);
+        let used = Scale::used(operand, scale.strides, attention, &inputs.views());
+        for index in used {
+            scale.data[index] = random_scale(dtype, &mut random);
+        }
+        is_on.then_some(scale)
+    };
+    let scales =
+        [per_token(Operand::KScale, attention.k_scale, seed), per_token(Operand::VScale, attention.v_scale, seed + 1)];
+    (inputs.k_scale, inputs.v_scale) = (None, None);
+    scales
 }
 
 fn poison(tensor: &mut Tensor, strides: Strides, shape: Shape, batch: usize, row: usize) {

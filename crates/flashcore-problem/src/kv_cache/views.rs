@@ -1,11 +1,14 @@
 //! The numbers of attention with a growing KV cache, borrowed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::KvCacheProblem;
-use crate::append::Errors;
+use crate::append::{Errors, ScaleSource, check_presence};
 use crate::sequence_check::check_offsets;
-use crate::{InputViews, Invalid, OutputViews, TensorError, TensorView, TensorViewMut, ValueCache};
+use crate::{
+    InputViews, Invalid, Operand, OutputViews, ScaleStrides, ScaleView, ScaleViewMut, TensorError, TensorView,
+    TensorViewMut, ValueCache,
+};
 
 /// Everything that attention with a growing KV cache reads, but for the caches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,6 +102,10 @@ pub struct KvCacheOutputs<'a> {
     pub value_cache: ValueCache<'a>,
     /// Output and log-sum-exp.
     pub attention: OutputViews<'a>,
+    /// The scales of keys, where those of new keys are computed: read like the cache, and written.
+    pub k_scale: Option<ScaleViewMut<'a>>,
+    /// The scales of values, where those of new values are computed.
+    pub v_scale: Option<ScaleViewMut<'a>>,
 }
 
 impl<'a> KvCacheOutputs<'a> {
@@ -109,7 +116,7 @@ impl<'a> KvCacheOutputs<'a> {
         attention: impl Into<OutputViews<'a>>,
     ) -> Self {
         let value_cache = ValueCache::Separate(value_cache.into());
-        Self { key_cache: key_cache.into(), value_cache, attention: attention.into() }
+        Self { key_cache: key_cache.into(), value_cache, attention: attention.into(), k_scale: None, v_scale: None }
     }
 
     /// One memory for both caches: values begin `offset` elements past the first key.
@@ -119,7 +126,26 @@ impl<'a> KvCacheOutputs<'a> {
         attention: impl Into<OutputViews<'a>>,
     ) -> Self {
         let value_cache = ValueCache::InKeyCache { offset };
-        Self { key_cache: cache.into(), value_cache, attention: attention.into() }
+        Self { key_cache: cache.into(), value_cache, attention: attention.into(), k_scale: None, v_scale: None }
+    }
+
+    /// Adds the scales of keys, those of new keys to be written.
+    #[must_use]
+    pub fn with_k_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
+        self.k_scale = Some(scale);
+        self
+    }
+
+    /// Adds the scales of values, those of new values to be written.
+    #[must_use]
+    pub fn with_v_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
+        self.v_scale = Some(scale);
+        self
+    }
+
+    /// The scales that are written, to be read by [`KvCacheProblem::attention_inputs`].
+    pub fn scales(&self) -> [Option<ScaleView<'_>>; 2] {
+        [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map(ScaleViewMut::as_view))
     }
 
     /// The caches, to be read.
@@ -137,6 +163,8 @@ pub struct RowMove {
     pub to: (usize, usize),
     /// Position for the rotary embedding.
     pub position: i64,
+    /// The sequence it belongs to; 0 by slot.
+    pub sequence: usize,
 }
 
 impl KvCacheProblem {
@@ -174,6 +202,7 @@ impl KvCacheProblem {
                 errors.count(tensor, values.len(), count);
             }
         }
+        self.check_scales(inputs, outputs, &mut errors.0);
         if errors.0.is_empty() {
             let bound = (self.new_length, "new_length");
             check_offsets("cu_seqlens_k_new", inputs.cu_seqlens_k_new, bound, self.total_new, &mut errors.0);
@@ -186,10 +215,52 @@ impl KvCacheProblem {
         }
         // Everything else is what attention checks, with the lengths after the append: pages of new keys too.
         let lengths = self.lengths_after(inputs);
-        let (key_cache, value_cache) = outputs.caches();
-        self.attention_inputs(inputs, key_cache, value_cache, &lengths).validate(&self.attention)?;
+        let attention = self.attention_inputs(inputs, outputs.caches(), outputs.scales(), &lengths);
+        let mut written = [HashSet::new(), HashSet::new()];
+        if self.compute_scales {
+            // Scales do not say where keys are: the attention without them does.
+            let (mut problem, mut without) = (self.attention.clone(), attention);
+            (problem.k_scale, problem.v_scale, without.k_scale, without.v_scale) = (false, false, None, None);
+            without.validate(&problem)?;
+            for (scale, written) in [attention.k_scale, attention.v_scale].into_iter().zip(&mut written) {
+                *written = scale.map(|scale| self.new_scales(inputs, scale.strides).collect()).unwrap_or_default();
+            }
+        }
+        let [k_written, v_written] = written;
+        attention.validate_read(&self.attention, |operand, index| {
+            if operand == Operand::KScale { k_written.contains(&index) } else { v_written.contains(&index) }
+        })?;
         outputs.attention.validate(&self.attention)?;
-        self.check_rows(inputs, &lengths)
+        self.check_rows(inputs, &lengths)?;
+        // Scales of new rows that no query attends divide too.
+        for (operand, scale) in [(Operand::KScale, attention.k_scale), (Operand::VScale, attention.v_scale)] {
+            if let (false, Some(scale)) = (self.compute_scales, scale) {
+                scale.check_positive(operand.name(), self.new_scales(inputs, scale.strides), &mut errors.0);
+            }
+        }
+        if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
+    }
+
+    /// Indices of the scales of new rows, from inputs whose lengths and tables validate.
+    fn new_scales(&self, inputs: &KvCacheInputs<'_>, strides: ScaleStrides) -> impl Iterator<Item = usize> {
+        let heads = self.attention.key_heads;
+        let moves = self.key_moves(inputs).into_iter();
+        moves.flat_map(move |moved| (0..heads).map(move |head| strides.key_index(moved.sequence, moved.to, head)))
+    }
+
+    /// Given scales are inputs of attention, those that are computed outputs.
+    fn check_scales(&self, inputs: &KvCacheInputs<'_>, outputs: &KvCacheOutputs<'_>, errors: &mut Vec<TensorError>) {
+        let append = self.append(0);
+        for (operand, given, written) in [
+            (Operand::KScale, inputs.attention.k_scale, &outputs.k_scale),
+            (Operand::VScale, inputs.attention.v_scale, &outputs.v_scale),
+        ] {
+            let source = append.scale_source(operand);
+            check_presence(operand, source, given.is_some(), written.is_some(), errors);
+            if let (ScaleSource::Computed, Some(written)) = (source, written) {
+                errors.extend(append.scale_stride_error(operand, written.strides));
+            }
+        }
     }
 
     /// Room in the cache for the new keys of each sequence, and padding within the keys it has.
@@ -228,16 +299,17 @@ impl KvCacheProblem {
         (0..self.attention.batch).map(|sequence| after(sequence) as u32).collect()
     }
 
-    /// The inputs of attention after the append, with the query as it is given.
+    /// The inputs of attention after the append, with the query as it is given and the scales that are computed.
     pub fn attention_inputs<'a>(
         &self,
         inputs: &KvCacheInputs<'a>,
-        key_cache: TensorView<'a>,
-        value_cache: TensorView<'a>,
+        (key_cache, value_cache): (TensorView<'a>, TensorView<'a>),
+        [k_scale, v_scale]: [Option<ScaleView<'a>>; 2],
         lengths_after: &'a [u32],
     ) -> InputViews<'a> {
         let mut attention = inputs.attention;
         (attention.key, attention.value, attention.seqused_k) = (key_cache, value_cache, Some(lengths_after));
+        (attention.k_scale, attention.v_scale) = (k_scale.or(attention.k_scale), v_scale.or(attention.v_scale));
         attention
     }
 
@@ -258,6 +330,7 @@ impl KvCacheProblem {
             from: (batch, first + index),
             to: place.key_row(before + index),
             position: start + index as i64,
+            sequence,
         };
         (0..new).map(move_of).collect::<Vec<_>>().into_iter()
     }
@@ -279,7 +352,8 @@ impl KvCacheProblem {
             let start = inputs.start(sequence.index);
             moves.extend((0..sequence.query_length).map(|row| {
                 let place = sequence.query_row(row);
-                RowMove { from: place, to: place, position: start + consecutive * row as i64 }
+                let position = start + consecutive * row as i64;
+                RowMove { from: place, to: place, position, sequence: sequence.index }
             }));
         }
         moves

@@ -1,5 +1,6 @@
 //! Codes and scales of one tensor.
 
+use super::element::saturation_limit;
 use super::{QuantizeError, ScaleMode, scale_strides};
 use crate::{DType, InputViews, Operand, Problem, Scale, Shape, Strides, Tensor, TensorView};
 
@@ -156,13 +157,6 @@ fn scale_of(largest: f64, dtype: DType) -> f32 {
         return 1.0;
     }
     ((largest / dtype.largest()) as f32).max(f32::MIN_POSITIVE)
-}
-
-/// The magnitude up to which a number is rounded to the largest one of its type, as if there were larger ones.
-fn saturation_limit(dtype: DType) -> f64 {
-    // The largest numbers of both types are 1.75 times a power of two; with 3 fraction bits it has 14 units, with 2 it has 7.
-    let units = if dtype == DType::E4m3 { 14.0 } else { 7.0 };
-    dtype.largest() + dtype.largest() / (2.0 * units)
 }
 
 #[cfg(test)]

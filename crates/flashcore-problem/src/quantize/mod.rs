@@ -29,9 +29,11 @@
 //! ```
 
 mod codes;
+mod element;
 mod rotation;
 mod smoothing;
 
+pub use element::{computed_scale, quantized, row_scale, saturates};
 pub use rotation::Rotation;
 
 use crate::{DType, DTypes, InputViews, Inputs, Invalid, Operand, Problem, ScaleStrides};

@@ -1,15 +1,15 @@
 //! Append to a KV cache on a GPU.
 
 use flashcore_cuda::{CudaError, Stream};
-use flashcore_kernels::cache::{AppendPlan as KernelPlan, AppendSpec, AppendValues};
+use flashcore_kernels::cache::{AppendPlan as KernelPlan, AppendSpec, AppendValues, QUANTIZE_WORDS, quantize_words};
 use flashcore_problem::{
-    AppendData, AppendInputs, AppendOutputs, AppendProblem, CacheMemory, Positions, ProblemError, Rotary, Shape,
-    Strides, TensorView, ValueCache, append_oracle,
+    AppendData, AppendInputs, AppendOutputs, AppendProblem, CacheMemory, Operand, Positions, ProblemError, Rotary,
+    ScaleSource, ScaleStrides, ScaleView, ScaleViewMut, Shape, Strides, TensorView, ValueCache, append_oracle_with,
 };
 use zerocopy::IntoBytes;
 
 use super::Gpu;
-use super::device_tensors::check_address;
+use super::device_tensors::{DeviceScale, check_address};
 use super::operation::{Operation, Uploads};
 use crate::{Error, Invalid, Reason};
 
@@ -48,6 +48,10 @@ pub struct AppendTensors {
     pub query_norm: u64,
     /// Weights of the norm of the key.
     pub key_norm: u64,
+    /// The scale of keys in an FP8 cache: read where it is given, written where it is computed.
+    pub k_scale: DeviceScale,
+    /// The scale of values in an FP8 cache.
+    pub v_scale: DeviceScale,
     /// Tokens of this launch, at most those of the plan; `None` for as many. In a captured graph it is fixed: skip tokens
     /// by their slots there.
     pub tokens: Option<usize>,
@@ -69,6 +73,8 @@ impl AppendTensors {
             sin: 0,
             query_norm: 0,
             key_norm: 0,
+            k_scale: DeviceScale::NONE,
+            v_scale: DeviceScale::NONE,
             tokens: None,
         }
     }
@@ -92,6 +98,26 @@ impl AppendTensors {
     pub const fn with_qk_norm(mut self, query_norm: u64, key_norm: u64) -> Self {
         (self.query_norm, self.key_norm) = (query_norm, key_norm);
         self
+    }
+
+    /// Sets the scale of keys and its strides.
+    #[must_use]
+    pub const fn with_k_scale(mut self, address: u64, strides: ScaleStrides) -> Self {
+        self.k_scale = DeviceScale { address, strides };
+        self
+    }
+
+    /// Sets the scale of values and its strides.
+    #[must_use]
+    pub const fn with_v_scale(mut self, address: u64, strides: ScaleStrides) -> Self {
+        self.v_scale = DeviceScale { address, strides };
+        self
+    }
+
+    /// The words of the scales, where the caches are FP8.
+    fn scale_words(&self, problem: &AppendProblem) -> Option<[u64; QUANTIZE_WORDS]> {
+        let words = || quantize_words([self.k_scale, self.v_scale].map(|scale| (scale.address, scale.strides)));
+        problem.cache_dtype().is_float8().then(words)
     }
 
     /// Sets the tokens of this launch.
@@ -125,6 +151,8 @@ impl AppendTensors {
         let bytes = |shape: Shape, strides: Strides| strides.extent(shape).unwrap_or(0) as u64 * element;
         let strides = problem.strides;
         let [key_multiple, value_multiple, table_multiple] = plan.alignments();
+        let [key_cache_multiple, value_cache_multiple] = plan.cache_alignments();
+        let cache_element = problem.cache_dtype().size_bytes() as u64;
         let (tokens, columns) = (problem.tokens as u64, problem.head_dim as u64 * element);
         let query = bytes(problem.query_shape(), strides.query);
         let query_output = bytes(problem.query_shape(), strides.query_output);
@@ -134,14 +162,18 @@ impl AppendTensors {
         let norm = if problem.qk_norm.is_some() { columns } else { 0 };
         let query_norm = if problem.query_heads > 0 { norm } else { 0 };
         let cache_bytes = [
-            bytes(problem.key_cache_shape(), strides.key_cache),
-            bytes(problem.value_cache_shape(), strides.value_cache),
+            bytes(problem.key_cache_shape(), strides.key_cache) / element * cache_element,
+            bytes(problem.value_cache_shape(), strides.value_cache) / element * cache_element,
         ];
+        check_scales(problem, [self.k_scale, self.v_scale])?;
+        let scale_bytes = |scale: DeviceScale| {
+            if scale.address == 0 { 0 } else { scale_extent(problem, scale.strides).saturating_mul(4) }
+        };
         let tensors = [
             ("key", self.key, bytes(problem.key_shape(), strides.key), key_multiple),
             ("value", self.value, bytes(problem.value_shape(), strides.value), value_multiple),
-            ("key_cache", self.key_cache, cache_bytes[0], key_multiple),
-            ("value_cache", self.value_cache, cache_bytes[1], value_multiple),
+            ("key_cache", self.key_cache, cache_bytes[0], key_cache_multiple),
+            ("value_cache", self.value_cache, cache_bytes[1], value_cache_multiple),
             ("slot_mapping", self.slot_mapping, tokens * 8, 8),
             ("query", self.query, query, key_multiple),
             ("query_output", self.query_output, query_output, key_multiple),
@@ -150,6 +182,8 @@ impl AppendTensors {
             ("sin", self.sin, table, table_multiple),
             ("query_norm", self.query_norm, query_norm, key_multiple),
             ("key_norm", self.key_norm, norm, key_multiple),
+            ("k_scale", self.k_scale.address, scale_bytes(self.k_scale), 4),
+            ("v_scale", self.v_scale.address, scale_bytes(self.v_scale), 4),
         ];
         let absent = |argument| match argument {
             "query" | "query_output" => problem.query_heads == 0,
@@ -165,7 +199,8 @@ impl AppendTensors {
             check_address(argument, address, bytes, multiple)?;
         }
         for (written, address, bytes, _) in tensors {
-            if !matches!(written, "key_cache" | "value_cache" | "query_output") || bytes == 0 {
+            let is_scale = problem.compute_scales && matches!(written, "k_scale" | "v_scale");
+            if !is_scale && !matches!(written, "key_cache" | "value_cache" | "query_output") || bytes == 0 {
                 continue;
             }
             let in_place =
@@ -179,6 +214,27 @@ impl AppendTensors {
         }
         Ok(())
     }
+}
+
+/// Elements of a scale from the first to the last.
+fn scale_extent(problem: &AppendProblem, strides: ScaleStrides) -> u64 {
+    strides.extent_of_cache(problem.key_cache_shape()).unwrap_or(usize::MAX) as u64
+}
+
+/// Checks that scales are where the problem has them, and lie as the kernel takes them.
+fn check_scales(problem: &AppendProblem, scales: [DeviceScale; 2]) -> Result<(), Error> {
+    for (operand, scale) in [Operand::KScale, Operand::VScale].into_iter().zip(scales) {
+        let (argument, address) = (operand.name(), scale.address);
+        match problem.scale_source(operand) {
+            ScaleSource::None if address != 0 => return Err(Error::Unexpected { argument, address }),
+            ScaleSource::Given | ScaleSource::Computed if address == 0 => return Err(Error::Null { argument }),
+            _ => {}
+        }
+        if let Some(error) = problem.scale_stride_error(operand, scale.strides) {
+            return Err(Error::Invalid(Invalid::from(vec![error])));
+        }
+    }
+    Ok(())
 }
 
 /// An append on a GPU, ready to be launched.
@@ -213,7 +269,10 @@ impl GpuAppend {
             unsafe { super::check_lengths::check_slots(problem, stream, (tensors.slot_mapping, tokens)) }?;
         }
         // SAFETY: the contract of this function.
-        unsafe { self.operation.launch(stream, self.plan.grid(tokens), &tensors.values(tokens).words()) }?;
+        unsafe {
+            let (grid, words) = (self.plan.grid(tokens), tensors.values(tokens).words());
+            self.operation.launch_quantized(stream, grid, tensors.scale_words(problem), &words)
+        }?;
         Ok(())
     }
 
@@ -225,7 +284,8 @@ impl GpuAppend {
         outputs: AppendOutputs<'_>,
     ) -> Result<(), Error> {
         if let ValueCache::InKeyCache { offset } = outputs.value_cache {
-            let ([_, multiple, _], address) = (self.plan.alignments(), (offset * problem.dtype.size_bytes()) as u64);
+            let size = problem.cache_dtype().size_bytes();
+            let ([_, multiple], address) = (self.plan.cache_alignments(), (offset * size) as u64);
             if !address.is_multiple_of(multiple) {
                 return Err(Error::Misaligned { argument: "the offset in bytes of value_cache", address, multiple });
             }
@@ -256,11 +316,11 @@ fn run(
     let stream = &operation.stream;
     let mut uploads = Uploads::new(stream);
     let mut add = |view: Option<TensorView<'_>>| view.map_or(Ok(0), |view| uploads.add(view.data));
-    let AppendOutputs { key_cache, value_cache, query, .. } = outputs;
+    let AppendOutputs { key_cache, value_cache, query, k_scale, v_scale, .. } = outputs;
     let key_cache_address = add(Some(key_cache.as_view()))?;
     let value_cache_address = match &value_cache {
         ValueCache::Separate(cache) => add(Some(cache.as_view()))?,
-        ValueCache::InKeyCache { offset } => key_cache_address + (offset * problem.dtype.size_bytes()) as u64,
+        ValueCache::InKeyCache { offset } => key_cache_address + (offset * problem.cache_dtype().size_bytes()) as u64,
     };
     let query_output = add(query.as_ref().map(flashcore_problem::TensorViewMut::as_view))?;
     let mut values = AppendValues {
@@ -286,14 +346,35 @@ fn run(
         Some(Positions::I32(positions)) => uploads.add(positions.as_bytes())?,
         Some(Positions::I64(positions)) => uploads.add(positions.as_bytes())?,
     };
+    let mut tensors = AppendTensors::new(0, 0, 0, 0, 0);
+    tensors.k_scale = upload_scale(&mut uploads, inputs.k_scale, k_scale.as_ref())?;
+    tensors.v_scale = upload_scale(&mut uploads, inputs.v_scale, v_scale.as_ref())?;
     // SAFETY: the buffers hold the whole tensors, which validated, and are used by nobody else; freeing them waits for the
     // kernel. The stream was made in the context of the kernel.
-    unsafe { operation.launch(stream, plan.grid(problem.tokens), &values.words()) }?;
+    unsafe {
+        let (grid, scales) = (plan.grid(problem.tokens), tensors.scale_words(problem));
+        operation.launch_quantized(stream, grid, scales, &values.words())
+    }?;
+    for (scale, DeviceScale { address, .. }) in [(k_scale, tensors.k_scale), (v_scale, tensors.v_scale)] {
+        scale.map_or(Ok(()), |scale| uploads.read(address, scale.data.as_mut_bytes()))?;
+    }
     uploads.read(key_cache_address, key_cache.data)?;
     if let ValueCache::Separate(cache) = value_cache {
         uploads.read(value_cache_address, cache.data)?;
     }
     query.map_or(Ok(()), |query| uploads.read(query_output, query.data))
+}
+
+/// Copies a scale that is given, or one that is to be written, to the GPU.
+pub(super) fn upload_scale(
+    uploads: &mut Uploads<'_>,
+    given: Option<ScaleView<'_>>,
+    written: Option<&ScaleViewMut<'_>>,
+) -> Result<DeviceScale, CudaError> {
+    match written.map(ScaleViewMut::as_view).or(given) {
+        Some(ScaleView { data, strides }) => Ok(DeviceScale { address: uploads.add(data.as_bytes())?, strides }),
+        None => Ok(DeviceScale::NONE),
+    }
 }
 
 impl Gpu {
@@ -318,14 +399,15 @@ impl Gpu {
         let before = CacheMemory::poisoned(&small);
         let mut after = before.clone();
         run(&operation, &plan, &small, &data.inputs(), after.outputs(&small))?;
-        let expected = match append_oracle(&small, &data.inputs()) {
+        let expected = match append_oracle_with(&small, &data.inputs(), before.scale_strides(&small)) {
             Ok(expected) => expected,
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
-        let judged = expected
-            .check_key_cache(&before.key_cache.data, &after.key_cache.data)
-            .and_then(|()| expected.check_value_cache(&before.value_cache.data, &after.value_cache.data))
-            .and_then(|()| expected.check_query(&before.query.data, &after.query.data));
+        let judged = expected.with_computed_scales(before.scales(), after.scales()).and_then(|expected| {
+            expected.check_key_cache(&before.key_cache.data, &after.key_cache.data)?;
+            expected.check_value_cache(&before.value_cache.data, &after.value_cache.data)?;
+            expected.check_query(&before.query.data, &after.query.data)
+        });
         Ok(judged.err())
     }
 }
@@ -355,6 +437,8 @@ fn trial(problem: &AppendProblem) -> AppendProblem {
         small = small.with_query(6);
     }
     small.qk_norm = problem.qk_norm;
+    small.cache_dtype = problem.cache_dtype;
+    small = small.with_scales(problem.k_scale, problem.v_scale).with_compute_scales(problem.compute_scales);
     small.rotary = problem.rotary.map(|rotary| trial_rotary(rotary, problem, &wanted));
     let natural = AppendSpec::of(&small);
     if natural.key_vec != wanted.key_vec {
@@ -387,7 +471,13 @@ mod tests {
                     let mut problem = AppendProblem::new(1000, 8, head_dim, dtype, 50, 16).with_rotary(rotary);
                     problem.strides.key_cache.batch += 3 * padding;
                     problem.strides.value.row += padding;
-                    for problem in [problem, problem.with_query(32).with_qk_norm(1e-6)] {
+                    let quantized = problem.with_cache_dtype(Some(DType::E4m3)).with_scales(true, padding == 2);
+                    for problem in [
+                        problem,
+                        problem.with_query(32).with_qk_norm(1e-6),
+                        quantized,
+                        quantized.with_compute_scales(true),
+                    ] {
                         let key = |problem| KernelPlan::new(problem, Arch::Sm90a).map(|plan| plan.key);
                         assert_eq!(key(&trial(&problem)), key(&problem), "{problem:?}");
                     }

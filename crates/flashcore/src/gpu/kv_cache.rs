@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flashcore_cuda::{CudaError, Stream, Workspaces};
-use flashcore_kernels::cache::{AppendSpec, FusedValues, SequencePlan, SequenceValues};
+use flashcore_kernels::cache::{AppendSpec, FusedValues, QUANTIZE_WORDS, SequencePlan, SequenceValues, quantize_words};
 use flashcore_kernels::{LaunchPlan, LaunchValues, heuristics};
-use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem, Operand, Rotary, TensorView, ValueCache};
+use flashcore_problem::{
+    KvCacheInputs, KvCacheOutputs, KvCacheProblem, Operand, Rotary, ScaleView, TensorView, ValueCache,
+};
 use zerocopy::IntoBytes;
 
 use super::device_tensors::{DeviceTensors, check_address};
@@ -94,6 +96,13 @@ impl KvCacheTensors {
         self
     }
 
+    /// The words of the scales of an FP8 cache, which are those of attention.
+    pub(super) fn scale_words(&self, problem: &KvCacheProblem) -> Option<[u64; QUANTIZE_WORDS]> {
+        let scales = [self.attention.k_scale, self.attention.v_scale];
+        let is_quantized = problem.append(0).cache_dtype().is_float8();
+        is_quantized.then(|| quantize_words(scales.map(|scale| (scale.address, scale.strides))))
+    }
+
     /// The words of the append; query output and lengths lie in a workspace.
     const fn values(&self, transforms: bool, query_output: u64, lengths: u64) -> SequenceValues {
         let DeviceTensors { query, key, value, seqused_k, kv_batch_idx, page_table, cu_seqlens_q, .. } = self.attention;
@@ -136,6 +145,14 @@ impl KvCacheTensors {
     /// Allocates nothing.
     fn check(&self, problem: &KvCacheProblem, alignments: [u64; 3]) -> Result<(), Error> {
         self.attention.check(&problem.attention)?;
+        if problem.compute_scales {
+            let (append, scales) = (problem.append(0), [self.attention.k_scale, self.attention.v_scale]);
+            for (operand, scale) in [Operand::KScale, Operand::VScale].into_iter().zip(scales) {
+                if let Some(error) = append.scale_stride_error(operand, scale.strides) {
+                    return Err(Error::Invalid(vec![error].into()));
+                }
+            }
+        }
         let element = problem.attention.dtype.size_bytes() as u64;
         let batch = problem.attention.batch as u64;
         let bytes = |extent: Option<usize>| extent.unwrap_or(0) as u64 * element;
@@ -170,6 +187,8 @@ impl KvCacheTensors {
         let shapes = [
             (Operand::Key, strides.key.extent(problem.attention.key_shape())),
             (Operand::Value, strides.value.extent(problem.attention.value_shape())),
+            (Operand::KScale, Some(usize::from(problem.compute_scales && problem.attention.k_scale))),
+            (Operand::VScale, Some(usize::from(problem.compute_scales && problem.attention.v_scale))),
         ];
         for (cache, extent) in shapes {
             let (written, address) = (cache.name(), self.attention.address(cache));
@@ -277,22 +296,34 @@ impl GpuKvCache {
     ) -> Result<(), Error> {
         if let ValueCache::InKeyCache { offset } = outputs.value_cache {
             let multiple = super::TENSOR_ALIGNMENT;
-            let address = (offset * problem.attention.dtype.size_bytes()) as u64;
+            let address = (offset * problem.attention.dtypes().key_value.size_bytes()) as u64;
             if !address.is_multiple_of(multiple) {
                 return Err(Error::Misaligned { argument: "the offset in bytes of value_cache", address, multiple });
             }
         }
-        let KvCacheOutputs { key_cache, value_cache, attention, .. } = outputs;
+        let KvCacheOutputs { key_cache, value_cache, attention, k_scale, v_scale, .. } = outputs;
         let stream = &self.stream;
         let mut uploads = Uploads::new(stream);
         let key_address = uploads.add(key_cache.as_view().data)?;
         let value_address = match &value_cache {
             ValueCache::Separate(cache) => uploads.add(cache.as_view().data)?,
-            ValueCache::InKeyCache { offset } => key_address + (offset * problem.attention.dtype.size_bytes()) as u64,
+            ValueCache::InKeyCache { offset } => {
+                key_address + (offset * problem.attention.dtypes().key_value.size_bytes()) as u64
+            }
         };
         let mut tensors = upload(&mut uploads, inputs)?;
-        let in_caches = [(Operand::Key, key_address), (Operand::Value, value_address)];
-        with_host_tensors(stream, &problem.attention, &inputs.attention, attention, &in_caches, |attention| {
+        let mut in_caches = vec![(Operand::Key, key_address), (Operand::Value, value_address)];
+        let mut given = inputs.attention;
+        // Scales that are written lie on the GPU like the caches; attention has their strides.
+        if let Some(scale) = &k_scale {
+            in_caches.push((Operand::KScale, uploads.add(scale.data.as_bytes())?));
+            given.k_scale = Some(ScaleView { data: &[], strides: scale.strides });
+        }
+        if let Some(scale) = &v_scale {
+            in_caches.push((Operand::VScale, uploads.add(scale.data.as_bytes())?));
+            given.v_scale = Some(ScaleView { data: &[], strides: scale.strides });
+        }
+        with_host_tensors(stream, &problem.attention, &given, attention, &in_caches, |attention| {
             tensors.attention = attention;
             // SAFETY: the buffers hold the whole tensors, which validated, and are used by nobody else; freeing them waits
             // for the kernels. The stream was made in the context of the kernels.
@@ -301,6 +332,12 @@ impl GpuKvCache {
         uploads.read(key_address, key_cache.data)?;
         if let ValueCache::Separate(cache) = value_cache {
             uploads.read(value_address, cache.data)?;
+        }
+        for (operand, scale) in [(Operand::KScale, k_scale), (Operand::VScale, v_scale)] {
+            let address = in_caches.iter().find(|(known, _)| *known == operand).map(|(_, address)| *address);
+            if let (Some(address), Some(scale)) = (address, scale) {
+                uploads.read(address, scale.data.as_mut_bytes())?;
+            }
         }
         Ok(())
     }
@@ -325,7 +362,7 @@ impl Separate {
             let (query, lengths) = (workspace + self.query, workspace + self.lengths);
             let words = tensors.values(problem.transforms(), query, lengths).words();
             // SAFETY: the contract of this function; nobody else uses the workspace meanwhile.
-            unsafe { self.append.launch(stream, self.plan.grid, &words) }?;
+            unsafe { self.append.launch_quantized(stream, self.plan.grid, tensors.scale_words(problem), &words) }?;
             let Some(attention) = &self.attention else { return Ok(()) };
             let mut after = tensors.attention;
             (after.seqused_k, after.workspace) = (lengths, workspace);

@@ -3,12 +3,13 @@
 use flashcore_cuda::CudaError;
 use flashcore_kernels::cache::{AppendSpec, SequencePlan, SequenceValues};
 use flashcore_problem::{
-    Alignment, KvCacheData, KvCacheProblem, Layout, Mask, PagedKv, Problem, SequenceLengths, Tensor, kv_cache_oracle,
+    Alignment, KvCacheData, KvCacheProblem, Layout, Mask, PagedKv, Problem, Scale, SequenceLengths, Tensor,
+    kv_cache_oracle_with,
 };
 use zerocopy::IntoBytes;
 
 use super::Gpu;
-use super::append::trial_rotary;
+use super::append::{trial_rotary, upload_scale};
 use super::kv_cache::upload;
 use super::operation::{Operation, Uploads};
 
@@ -24,12 +25,17 @@ pub(super) fn complaint(gpu: &Gpu, problem: &KvCacheProblem) -> Result<Option<St
     let operation = Operation::new(kernel, &plan.template, gpu.stream.clone())?;
     let data = KvCacheData::random(&small, SequenceLengths::Ragged, SEED);
     let inputs = data.inputs();
-    let expected = match kv_cache_oracle(&small, &inputs) {
+    let expected = match kv_cache_oracle_with(&small, &inputs, data.scale_strides(&small)) {
         Ok(expected) => expected,
         Err(invalid) => return Ok(Some(invalid.to_string())),
     };
     let mut uploads = Uploads::new(&operation.stream);
-    let tensors = upload(&mut uploads, &inputs)?;
+    let mut tensors = upload(&mut uploads, &inputs)?;
+    let (mut k_scale, mut v_scale) = (data.k_scale.clone(), data.v_scale.clone());
+    tensors.attention.k_scale =
+        upload_scale(&mut uploads, inputs.attention.k_scale, k_scale.as_mut().map(Scale::view_mut).as_ref())?;
+    tensors.attention.v_scale =
+        upload_scale(&mut uploads, inputs.attention.v_scale, v_scale.as_mut().map(Scale::view_mut).as_ref())?;
     let mut lengths = vec![0_u32; small.attention.batch];
     let mut query = Tensor::poisoned(small.attention.dtype, if small.transforms() { expected.query.len() } else { 0 });
     let mut words = |values: Option<&[u32]>| values.map_or(Ok(0), |values| uploads.add(values.as_bytes()));
@@ -54,13 +60,24 @@ pub(super) fn complaint(gpu: &Gpu, problem: &KvCacheProblem) -> Result<Option<St
     };
     // SAFETY: the buffers hold the whole tensors, which belong to the problem, and are used by nobody else; freeing them
     // waits for the kernel. The stream was made in the context of the kernel.
-    unsafe { operation.launch(&operation.stream, plan.grid, &values.words()) }?;
+    unsafe {
+        let scales = tensors.scale_words(&small);
+        operation.launch_quantized(&operation.stream, plan.grid, scales, &values.words())
+    }?;
     let (mut key_cache, mut value_cache) = (data.key_cache.clone(), data.value_cache.clone());
     uploads.read(values.key_cache, &mut key_cache.data)?;
     uploads.read(values.value_cache, &mut value_cache.data)?;
     uploads.read(values.query_output, &mut query.data)?;
     uploads.read(values.lengths, lengths.as_mut_bytes())?;
-    let append = &expected.append;
+    let written = [(&mut k_scale, tensors.attention.k_scale), (&mut v_scale, tensors.attention.v_scale)];
+    for (scale, device) in written {
+        scale.as_mut().map_or(Ok(()), |scale| uploads.read(device.address, scale.data.as_mut_bytes()))?;
+    }
+    let after = [&k_scale, &v_scale].map(|scale| scale.as_ref().map_or(&[][..], |scale| &scale.data));
+    let append = match expected.append.with_computed_scales(data.scales(), after) {
+        Ok(append) => append,
+        Err(complaint) => return Ok(Some(complaint)),
+    };
     let judged = append
         .check_key_cache(&data.key_cache.data, &key_cache.data)
         .and_then(|()| append.check_value_cache(&data.value_cache.data, &value_cache.data))
@@ -84,10 +101,13 @@ fn trial(problem: &KvCacheProblem) -> KvCacheProblem {
         attention.mask = Mask::Causal(Alignment::BottomRight);
     }
     attention.total_q = given.total_q.map(|_| 17);
+    attention.kv_dtype = given.kv_dtype;
+    (attention.k_scale, attention.v_scale) = (given.k_scale, given.v_scale);
     attention.kv_batch = given.kv_batch.map(|_| 7);
     attention.paged = given.paged.map(|_| PagedKv::new(4, 43, 6));
     let mut small = KvCacheProblem::new(attention, 3).with_total_new(problem.total_new.map(|_| 11));
     (small.qk_norm, small.rotary_seqlens) = (problem.qk_norm, problem.rotary_seqlens);
+    small.compute_scales = problem.compute_scales;
     small.rotary = problem.rotary.map(|rotary| trial_rotary(rotary, &problem.append(0), &wanted));
     let natural = AppendSpec::of_sequences(&small);
     let rows = small.new_key_shape().rows;
@@ -122,6 +142,10 @@ mod tests {
             attention.kv_batch = is(4).then_some(12);
             attention.paged = is(5).then(|| PagedKv::new(16, 300, 20));
             attention.leftpad_k = is(6);
+            if number % 5 == 4 {
+                attention.kv_dtype = Some(DType::E4m3);
+                (attention.k_scale, attention.v_scale) = (true, is(7));
+            }
             let mut problem = KvCacheProblem::new(attention, 4).with_total_new(is(7).then_some(30));
             if is(0) || is(3) {
                 let table_stride = dim / 2 + [0, 1, 2, 4][number / 8 % 4];
@@ -131,6 +155,7 @@ mod tests {
             if is(1) {
                 problem = problem.with_qk_norm(1e-6);
             }
+            problem.compute_scales = number % 10 == 9;
             let padding = [0, 4, 2, 1][number / 16 % 4];
             problem.new_key.row += padding;
             problem.new_key.batch += problem.new_length * padding;

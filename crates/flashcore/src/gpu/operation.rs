@@ -5,6 +5,7 @@ use std::sync::Arc;
 use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, Launch, Stream};
 use flashcore_ir::Argument;
 use flashcore_kernels::KernelKey;
+use flashcore_kernels::cache::QUANTIZE_WORDS;
 
 use super::{Gpu, SelfCheckPolicy};
 use crate::Reason;
@@ -32,9 +33,30 @@ impl Operation {
     /// The words are what the kernel takes them for: addresses of device memory that holds the tensors, which nobody else
     /// uses in a way that conflicts until the launch has finished. The stream belongs to the kernel's context.
     pub(super) unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], words: &[u64]) -> Result<(), CudaError> {
+        // SAFETY: the contract of this function.
+        unsafe { self.launch_quantized(stream, grid, None, words) }
+    }
+
+    /// [`launch`](Self::launch) of a kernel that may quantise, whose first words are then those of scales.
+    ///
+    /// # Safety
+    ///
+    /// That of [`launch`](Self::launch).
+    pub(super) unsafe fn launch_quantized(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        scales: Option<[u64; QUANTIZE_WORDS]>,
+        words: &[u64],
+    ) -> Result<(), CudaError> {
         let mut launch = self.launch;
         launch.set_grid(grid)?;
-        launch.set_words(0, words);
+        let mut first = 0;
+        if let Some(scales) = scales {
+            launch.set_words(0, &scales);
+            first = QUANTIZE_WORDS;
+        }
+        launch.set_words(first, words);
         // SAFETY: prepared by this kernel; the rest is the contract of this function.
         stream.context().while_current(|| unsafe { self.kernel.launch(stream, &launch) })
     }

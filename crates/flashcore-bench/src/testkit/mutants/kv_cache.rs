@@ -82,6 +82,8 @@ fn sines_of_cosines(kernel: &mut Kernel) -> usize {
     })
 }
 
+const SEED: u64 = 0;
+
 /// A growing cache that the kernel as it is passes.
 #[derive(Debug)]
 pub(super) struct AppendTrial {
@@ -93,17 +95,26 @@ pub(super) struct AppendTrial {
 impl AppendTrial {
     /// All of them.
     pub(super) fn all() -> Result<Vec<Self>, MutantsError> {
-        [RotaryStyle::Neox, RotaryStyle::GptJ].map(Self::new).into_iter().collect()
+        let plain = [RotaryStyle::Neox, RotaryStyle::GptJ].map(|style| Self::new(style, None));
+        // Given scales of each row and head, and computed ones.
+        let quantized = [false, true].map(|computes| Self::new(RotaryStyle::Neox, Some(computes)));
+        plain.into_iter().chain(quantized).collect()
     }
 
-    fn new(style: RotaryStyle) -> Result<Self, MutantsError> {
+    fn new(style: RotaryStyle, computes_scales: Option<bool>) -> Result<Self, MutantsError> {
         let mut attention = Problem::new(5, 4, 3, 64, DType::F16).with_layout(Layout::Bshd);
         (attention.key_heads, attention.key_length, attention.seqused_k) = (2, 203, true);
         attention.mask = Mask::Causal(Alignment::BottomRight);
         (attention.leftpad_k, attention.kv_batch) = (true, Some(7));
         attention.paged = Some(PagedKv::new(16, 7 * 13 + 1, 13));
-        let problem =
-            KvCacheProblem::new(attention, 9).with_total_new(Some(31)).with_rotary(Rotary::new(style, 32, 210));
+        let is_quantized = computes_scales.is_some();
+        attention.kv_dtype = is_quantized.then_some(DType::E4m3);
+        (attention.k_scale, attention.v_scale) = (is_quantized, is_quantized);
+        let dim = if is_quantized { 64 } else { 32 };
+        let problem = KvCacheProblem::new(attention, 9)
+            .with_total_new(Some(31))
+            .with_rotary(Rotary::new(style, dim, 210))
+            .with_compute_scales(computes_scales == Some(true));
         let plan = SequencePlan::new(&problem, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
         let baseline = |complaint: String| MutantsError::Baseline {
             kernel: "append".to_owned(),
@@ -111,8 +122,12 @@ impl AppendTrial {
             complaint,
         };
         let trial =
-            KvCacheTrial::of(&problem, SequenceLengths::Ragged, 0).map_err(|error| baseline(error.to_string()))?;
+            KvCacheTrial::of(&problem, SequenceLengths::Ragged, SEED).map_err(|error| baseline(error.to_string()))?;
         Ok(Self { problem, plan, trial })
+    }
+
+    fn is_quantized(&self) -> bool {
+        self.problem.attention.kv_dtype.is_some()
     }
 
     fn baseline(&self, complaint: String) -> MutantsError {
@@ -121,7 +136,15 @@ impl AppendTrial {
 
     /// The check that a kernel does not pass, and its complaint.
     fn killer(&self, kernel: &VerifiedKernel) -> Option<(Killer, String)> {
-        match self.trial.verify_kernel(Config::scalar(), kernel, 0) {
+        if self.is_quantized() {
+            // What is appended says all: no kernel attends an FP8 cache here.
+            return match self.trial.verify_append(Some(kernel), SEED) {
+                Ok(()) => None,
+                Err(NoVerdict::Simulator(error)) => Some((Killer::Fault, error.to_string())),
+                Err(other) => Some((Killer::Gate, other.to_string())),
+            };
+        }
+        match self.trial.verify_kernel(Config::scalar(), kernel, SEED) {
             Ok(verdict) => verdict.failures.first().map(|failure| (Killer::Gate, failure.to_string())),
             Err(NoVerdict::Simulator(error)) => Some((Killer::Fault, error.to_string())),
             Err(other) => Some((Killer::Gate, other.to_string())),
@@ -131,7 +154,7 @@ impl AppendTrial {
 
 impl OtherTrial for AppendTrial {
     fn group(&self) -> Group {
-        Group::KvCache
+        if self.is_quantized() { Group::Quantize } else { Group::KvCache }
     }
 
     fn name(&self) -> String {

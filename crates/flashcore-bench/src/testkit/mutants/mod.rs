@@ -19,6 +19,7 @@ mod kv_cache;
 mod lse_forms;
 mod merge;
 mod numeric;
+mod quantize;
 mod sequences;
 mod tf32;
 mod trials;
@@ -45,6 +46,7 @@ pub use kv_cache::KV_CACHE;
 pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
+pub use quantize::QUANTIZE;
 pub use sequences::SEQUENCES;
 pub use tf32::TF32;
 pub use trials::Group;
@@ -77,6 +79,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         MERGE,
         LSE_FORMS,
         KV_CACHE,
+        QUANTIZE,
         FUSED_APPEND,
         TF32,
         FP8,

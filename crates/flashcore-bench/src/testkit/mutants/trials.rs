@@ -34,6 +34,8 @@ pub enum Group {
     Merge,
     /// Appends to a growing KV cache.
     KvCache,
+    /// Appends to an FP8 cache.
+    Quantize,
     /// Appends inside of the attention launch.
     FusedAppend,
     /// An LSE in base 2 and without the sink.

@@ -4,9 +4,12 @@
 //! keys as many as query rows, one, or packed; rotary embedding of all columns or half of them, in both styles; packed
 //! queries; masks. Splits are those of the backends.
 
+use flashcore_kernels::cache::SequencePlan;
 use flashcore_problem::{
     DType, KvCacheProblem, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths, SplitMix64, Strides,
 };
+
+use crate::testkit::verify::SIMULATED_ARCH;
 
 use super::serving::{CAUSAL, WINDOW, base, laid_out};
 
@@ -81,6 +84,55 @@ pub(super) fn growing_caches() -> Vec<GrowingCache> {
     all
 }
 
+/// FP8 caches, quantised on append: every page size with scales that are given, computed, of one tensor and of none.
+/// GPU kernels have 16-bit queries alone.
+pub(super) fn quantized_caches(is_gpu: bool) -> Vec<GrowingCache> {
+    let mut all = Vec::new();
+    for cache_dtype in DType::FLOAT8 {
+        for page_size in [None, Some(4), Some(16), Some(128)] {
+            for (form, (k_scale, v_scale, compute_scales)) in [
+                (true, true, false),
+                (true, true, true),
+                (true, false, true),
+                (false, true, false),
+                (false, false, false),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let number = all.len();
+                let (queries, keys) = [(1, 257), (3, 203), (17, 339)][number % 3];
+                let mut attention = base(number + number / 20, 4, (queries, keys))
+                    .with_mask([Mask::None, CAUSAL, WINDOW][number % 4 % 3])
+                    .with_kv_dtype(Some(cache_dtype))
+                    .with_k_scale(k_scale)
+                    .with_v_scale(v_scale);
+                give_cache(&mut attention, page_size, (number % 3 == 1).then_some(6));
+                attention.leftpad_k = number % 5 == 3;
+                let attention = laid_out(number, attention);
+                let mut problem = match form % 3 {
+                    0 => KvCacheProblem::new(attention, queries),
+                    1 => KvCacheProblem::new(attention, 9).with_total_new(Some(25)),
+                    _ => KvCacheProblem::new(attention, 7),
+                };
+                problem.rotary = rotary(number + number / 5, &problem.attention);
+                if number % 7 == 5 {
+                    problem = problem.with_qk_norm(1e-5);
+                }
+                problem = problem.with_compute_scales(compute_scales);
+                all.push(GrowingCache { problem, lengths: SequenceLengths::Ragged });
+            }
+        }
+    }
+    all.retain(|cache| !is_gpu || cache.problem.attention.dtype != DType::F32 && has_append_kernel(&cache.problem));
+    all
+}
+
+/// True if a GPU kernel appends: those that quantise take rows at multiples of 2 codes.
+pub(super) fn has_append_kernel(problem: &KvCacheProblem) -> bool {
+    !problem.append(0).cache_dtype().is_float8() || SequencePlan::new(problem, SIMULATED_ARCH).is_ok()
+}
+
 /// A random problem with a growing cache, or nothing where attention has no use for one. `kind` decides what the kernel is
 /// compiled for, `sizes` the rest.
 pub(super) fn random_growing_cache(
@@ -88,10 +140,7 @@ pub(super) fn random_growing_cache(
     kind: &mut SplitMix64,
     sizes: &mut SplitMix64,
 ) -> Option<KvCacheProblem> {
-    if attention.dtype == DType::F64
-        || !attention.dtypes().are_same()
-        || attention.batch == 0
-        || attention.key_length == 0
+    if attention.dtype == DType::F64 || attention.dtype.is_float8() || attention.batch == 0 || attention.key_length == 0
     {
         return None;
     }
@@ -110,6 +159,8 @@ pub(super) fn random_growing_cache(
     if kind.below(4) == 0 {
         problem = problem.with_qk_norm(1e-6);
     }
+    let has_scales = problem.attention.k_scale || problem.attention.v_scale;
+    problem.compute_scales = has_scales && kind.below(2) == 0;
     (problem.validate().is_ok() && is_small(&problem.attention)).then_some(problem)
 }
 

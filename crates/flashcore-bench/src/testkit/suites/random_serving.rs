@@ -9,7 +9,7 @@ use super::cpu_features::{random_dim, random_mask};
 use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
 use super::float8::{Float8Cache, give_float8};
 use super::gpu_features::{self, named};
-use super::kv_cache::random_growing_cache;
+use super::kv_cache::{has_append_kernel, random_growing_cache};
 use super::serving::{Sequences, interleaved, work};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
@@ -56,7 +56,8 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
                 let config = config(kernels, kernel, problem);
                 if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) }
             };
-            growing(&sequences, kernel, number, backend).unwrap_or_else(|| {
+            let has_kernel = |case: &Case| case.kv_cache.as_deref().is_none_or(has_append_kernel);
+            growing(&sequences, kernel, number, backend).filter(has_kernel).unwrap_or_else(|| {
                 let backend = backend(&sequences.problem);
                 sequences.case(number, backend)
             })

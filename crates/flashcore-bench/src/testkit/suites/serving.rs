@@ -10,7 +10,7 @@ use flashcore_problem::{
 use super::features::LayoutForm;
 use super::float8;
 use super::gpu_features::named;
-use super::kv_cache::{GrowingCache, growing_caches};
+use super::kv_cache::{GrowingCache, growing_caches, quantized_caches};
 use super::{Kernels, Runner, kernel_option, takes};
 use crate::testkit::verify::SIMULATED_ARCH;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
@@ -55,7 +55,8 @@ pub fn serving(runner: Runner) -> Vec<Case> {
         let backends = backends(runner, &sequences.problem);
         cases.extend(backends.into_iter().map(|backend| sequences.clone().case(seed as u64, backend)));
     }
-    for (seed, GrowingCache { problem, lengths }) in growing_caches().into_iter().enumerate() {
+    let quantized = quantized_caches(!matches!(runner, Runner::Cpu(_)));
+    for (seed, GrowingCache { problem, lengths }) in growing_caches().into_iter().chain(quantized).enumerate() {
         let case = |backend| Case { lengths, ..Case::with_kv_cache(problem.clone(), seed as u64, backend) };
         cases.extend(backends(runner, &problem.attended()).into_iter().map(case));
     }

@@ -56,7 +56,20 @@ impl Caller<'_> {
             }
             _ => {}
         }
+        if self.random.once_in(6) {
+            problem.set("kv_dtype", constant(self.random.pick(&["DTYPE_E4M3", "DTYPE_E5M2"])));
+            problem.set("k_scale", self.random.once_in(2).into()).set("v_scale", self.random.once_in(2).into());
+        }
         problem
+    }
+
+    /// Strides of a scale: of the tensor, by head, by sequence and head, by row and head.
+    pub(super) fn scale_strides(&mut self, target: &mut Struct, scale: &str, is_per_token: bool) {
+        let forms = [[0, 0, 0, 0], [0, 0, 0, 1], [8, 0, 0, 1], [0, 512, 8, 1]];
+        let form = if is_per_token { forms[3] } else { self.random.pick(&forms) };
+        for (dimension, stride) in ["sequence", "batch", "row", "key_head"].into_iter().zip(form) {
+            target.set(&format!("{scale}.strides.{dimension}"), stride);
+        }
     }
 
     pub(super) fn expressions(&mut self, problem: &mut Struct) {
@@ -113,6 +126,12 @@ impl Caller<'_> {
         for (dimension, stride) in [("batch", 512), ("head", 64), ("row", 8), ("key", 1)] {
             inputs.set(&format!("bias_strides.{dimension}"), stride);
         }
+        for scale in ["k_scale", "v_scale"] {
+            if problem.get(scale) != 0 || self.random.once_in(100) {
+                self.read(&mut inputs, &format!("{scale}.data"), Pattern::Scales, MEMORY);
+                self.scale_strides(&mut inputs, scale, false);
+            }
+        }
         self.disturb(&mut inputs);
         inputs
     }
@@ -132,6 +151,17 @@ impl Caller<'_> {
         outputs
     }
 
+    /// Addresses and strides of scales in a struct with bytes.
+    pub(super) fn copy_scales(tensors: &mut Struct, from: &Struct, scales: &[&str]) {
+        for scale in scales {
+            tensors.set(&format!("{scale}.data"), from.get(&format!("{scale}.data.data")));
+            for dimension in ["sequence", "batch", "row", "key_head", "query_head"] {
+                let name = format!("{scale}.strides.{dimension}");
+                tensors.set(&name, from.get(&name));
+            }
+        }
+    }
+
     /// The addresses of a run in one struct; `None` if a range is none that a run may have.
     pub(super) fn tensors(inputs: &Struct, outputs: &Struct) -> Struct {
         let mut tensors = Struct::zeroed("flashcore_tensors_t");
@@ -145,6 +175,7 @@ impl Caller<'_> {
             let name = format!("bias_strides.{dimension}");
             tensors.set(&name, inputs.get(&name));
         }
+        Self::copy_scales(&mut tensors, inputs, &["q_scale", "k_scale", "v_scale"]);
         for name in ["output", "lse"] {
             tensors.set(name, outputs.get(&format!("{name}.data")));
         }

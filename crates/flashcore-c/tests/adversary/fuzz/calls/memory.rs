@@ -20,6 +20,8 @@ pub(super) enum Pattern {
     /// Other numbers than those of the query.
     Keys,
     Values,
+    /// Scales of FP8 tensors: a half.
+    Scales,
 }
 
 /// Memory of calls: inputs that cannot be written, and outputs.
@@ -42,6 +44,7 @@ impl Memory {
             2 => 0x0000_0001_0000_0001,
             3 => (2 * index + 1) << 32 | (2 * index),
             4 => Random::new(index).next(),
+            7 => 0x3F00_0000_3F00_0000,
             seed => floats(seed as u64, index),
         };
         let piece = |pattern: usize| {
@@ -52,7 +55,7 @@ impl Memory {
             pages.forbid_writing();
             pages
         };
-        let outputs = (0..4).map(|_| {
+        let outputs = (0..6).map(|_| {
             let mut pages = Pages::new(MEMORY, Side::Back);
             pages.bytes_mut().fill(POISON);
             pages
@@ -76,7 +79,7 @@ impl Memory {
             b"((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((q",
         ];
         let texts = texts.iter().map(|text| CString::new(*text).unwrap()).collect();
-        Self { inputs: (0..7).map(piece).collect(), outputs: outputs.collect(), texts }
+        Self { inputs: (0..8).map(piece).collect(), outputs: outputs.collect(), texts }
     }
 
     /// The last bytes of a piece.

@@ -4,7 +4,7 @@ use std::ptr;
 
 use super::memory::{MEMORY, Pattern};
 use super::{Caller, constant};
-use crate::abi::header::Struct;
+use crate::abi::header::{Header, Struct};
 
 impl Caller<'_> {
     pub(super) fn kv_cache(&mut self) -> bool {
@@ -36,6 +36,10 @@ impl Caller<'_> {
         // SAFETY: both structs are as large as they say.
         let status = unsafe { (library.kvcache_problem_init)(problem.address_mut(), attention.address(), new_length) };
         self.answered(status, "flashcore_kvcache_problem_init");
+        // The function writes the fields of the first header; the rest is zeros.
+        problem.set("struct_size", Header::get().layout("flashcore_kvcache_problem_t").size as i128);
+        let has_scales = attention.get("k_scale") == 1 || attention.get("v_scale") == 1;
+        problem.set("compute_scales", (has_scales && self.random.once_in(2)).into());
         self.rotary(&mut problem, attention.get("head_dim"));
         problem.set("rotary_seqlens", self.random.once_in(4).into());
         if self.random.once_in(5) {
@@ -48,7 +52,7 @@ impl Caller<'_> {
             (library.kvcache_create)(attention.address(), problem.address(), kind, 0, plan)
         });
         let Some(plan) = made else { return false };
-        let (inputs, outputs) = (self.inputs(&attention), self.outputs(&attention));
+        let (mut inputs, outputs) = (self.inputs(&attention), self.outputs(&attention));
         let mut tables = Struct::zeroed("flashcore_kvcache_inputs_t");
         let batch = attention.get("batch").clamp(0, 1 << 12) as usize;
         if problem.get("total_new") != 0 {
@@ -62,6 +66,15 @@ impl Caller<'_> {
         let mut caches = Struct::zeroed("flashcore_kvcaches_t");
         self.written(&mut caches, "key_cache", 2, MEMORY);
         self.written(&mut caches, "value_cache", 3, MEMORY);
+        if problem.get("compute_scales") == 1 {
+            for (piece, scale) in [(4, "k_scale"), (5, "v_scale")] {
+                inputs.set_bytes(&format!("{scale}.data"), (ptr::null(), 0));
+                if attention.get(scale) == 1 {
+                    self.written(&mut caches, &format!("{scale}.data"), piece, MEMORY);
+                    self.scale_strides(&mut caches, scale, true);
+                }
+            }
+        }
         self.disturb(&mut caches);
         let [inputs_at, tables_at, caches_at, outputs_at] = [&inputs, &tables, &caches, &outputs].map(Struct::address);
         // SAFETY: the structs say what memory there is, or something that is refused.
@@ -73,6 +86,9 @@ impl Caller<'_> {
         for (cache, new) in [("key", "new_key"), ("value", "new_value")] {
             rest.set(new, inputs.get(&format!("{cache}.data")));
             tensors.set(cache, caches.get(&format!("{cache}_cache.data")));
+        }
+        if problem.get("compute_scales") == 1 {
+            Self::copy_scales(&mut tensors, &caches, &["k_scale", "v_scale"]);
         }
         for name in ["cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm"] {
             rest.set(name, tables.get(&format!("{name}.data")));
@@ -136,6 +152,14 @@ impl Caller<'_> {
             (library.append_problem_init)(problem.address_mut(), tokens, query_heads, key_heads, dim, 4, 4, dtype)
         };
         self.answered(status, "flashcore_append_problem_init");
+        // The function writes the fields of the first header; the rest is zeros.
+        problem.set("struct_size", Header::get().layout("flashcore_append_problem_t").size as i128);
+        if self.random.once_in(3) {
+            problem.set("cache_dtype", constant(self.random.pick(&["DTYPE_E4M3", "DTYPE_E5M2"])));
+            let switches = [self.random.once_in(2), self.random.once_in(2)];
+            problem.set("k_scale", switches[0].into()).set("v_scale", switches[1].into());
+            problem.set("compute_scales", (switches != [false; 2] && self.random.once_in(2)).into());
+        }
         self.rotary(&mut problem, dim.into());
         problem.set("position_bits", self.random.pick(&[32, 64]));
         self.disturb(&mut problem);
@@ -163,6 +187,16 @@ impl Caller<'_> {
         if problem.get("query_heads") != 0 {
             self.read(&mut inputs, "query", Pattern::Floats, MEMORY);
             self.written(&mut outputs, "query", 0, MEMORY);
+        }
+        for (piece, scale) in [(4, "k_scale"), (5, "v_scale")] {
+            let is_computed = problem.get("compute_scales") == 1;
+            if problem.get(scale) == 1 && is_computed {
+                self.written(&mut outputs, &format!("{scale}.data"), piece, MEMORY);
+                self.scale_strides(&mut outputs, scale, true);
+            } else if problem.get(scale) == 1 {
+                self.read(&mut inputs, &format!("{scale}.data"), Pattern::Scales, MEMORY);
+                self.scale_strides(&mut inputs, scale, false);
+            }
         }
         self.disturb(&mut outputs);
         // SAFETY: the structs say what memory there is, or something that is refused.

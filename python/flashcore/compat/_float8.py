@@ -1,0 +1,69 @@
+"""FP8 tensors of `flash_attn_interface`: descales `[batch, KV head]`, outputs of an FP8 query in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from .._errors import Unsupported
+from ..torch._float8 import is_float8
+from ..torch._namespace import OPERATORS
+
+__all__ = ["cached", "dense", "is_float8", "packed"]
+
+
+def _refuse(q: torch.Tensor, chunk: int, **descales: "Optional[torch.Tensor]") -> None:
+    if chunk:
+        raise Unsupported(f"attention_chunk is {chunk} and tensors are FP8; pass 0, or use 16 bits")
+    if q.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) and descales.get("q_descale") is not None:
+        raise Unsupported(f"q_descale is given and q is {q.dtype}; descales are for FP8 tensors: leave it out")
+
+
+def dense(
+    q: Any, k: Any, v: Any, scale: Any, causal: bool, window: Any, softcap: float, return_lse: bool, chunk: int,
+    q_descale: Any, k_descale: Any, v_descale: Any,
+) -> Any:  # fmt: skip
+    """Attention of `[batch, row, head, column]`."""
+    _refuse(q, chunk, q_descale=q_descale)
+    return OPERATORS.float8_forward(
+        q, k, v, q_descale, k_descale, v_descale, scale=scale, causal=causal, window_left=window[0],
+        window_right=window[1], softcap=softcap, return_lse=return_lse,
+    )  # fmt: skip
+
+
+def packed(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, used_q: Any, used_k: Any, scale: Any,
+    causal: bool, window: Any, softcap: float, return_lse: bool, chunk: int, q_descale: Any, k_descale: Any,
+    v_descale: Any,
+) -> Any:  # fmt: skip
+    """Attention of packed sequences."""
+    _refuse(q, chunk, q_descale=q_descale)
+    return OPERATORS.float8_forward(
+        q, k, v, q_descale, k_descale, v_descale, cu_q, cu_k, int(max_q), int(max_k), scale, causal, window[0], window[1],
+        softcap, seqused_q=used_q, seqused_k=used_k, return_lse=return_lse,
+    )  # fmt: skip
+
+
+def cached(
+    q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any, batch_idx: Any, leftpad: Any,
+    table: Any, scale: Any, causal: bool, window: Any, softcap: float, interleaved: bool, return_lse: bool, cu_q: Any,
+    cu_k_new: Any, max_q: Any, rotary_seqlens: Any, chunk: int, q_descale: Any, k_descale: Any, v_descale: Any,
+) -> Any:  # fmt: skip
+    """Append to an FP8 cache, whose scales are the descales, and attention over it."""
+    _refuse(q, chunk, q_descale=q_descale)
+    batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    if isinstance(lengths, int):
+        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
+    shared = dict(
+        scale=scale, causal=causal, window_left=window[0], window_right=window[1], softcap=softcap, leftpad_k=leftpad,
+        kv_batch_idx=batch_idx, page_table=table, cu_seqlens_q=cu_q, max_seqlen_q=max_q, return_lse=return_lse,
+    )  # fmt: skip
+    if k is None:
+        return OPERATORS.float8_forward(
+            q, k_cache, v_cache, q_descale, k_descale, v_descale, seqused_k=lengths, **shared
+        )
+    return OPERATORS.float8_kvcache_forward(
+        q, k_cache, v_cache, k, v, lengths, k_descale, v_descale, False, cos, sin, interleaved, rotary_seqlens,
+        cu_seqlens_k_new=cu_k_new, **shared,
+    )  # fmt: skip
