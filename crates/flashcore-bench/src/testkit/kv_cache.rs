@@ -158,12 +158,12 @@ impl KvCacheTrial {
                 }
             });
         }
-        self.judge(&runs)
+        self.judge(case.backend.config(), &runs)
     }
 
     /// Runs it in the simulator with another kernel for the append, and judges it.
     pub fn verify_kernel(&self, config: Config, append: &VerifiedKernel, seed: u64) -> Result<Verdict, NoVerdict> {
-        self.judge(&[self.simulate(config, Some(append), seed)?])
+        self.judge(Some(config), &[self.simulate(config, Some(append), seed)?])
     }
 
     /// Runs it in the simulator in two launches and in one, with another kernel for that one, and judges both.
@@ -175,7 +175,7 @@ impl KvCacheTrial {
     ) -> Result<Verdict, NoVerdict> {
         let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
         let fused = self.simulate_plan(&plan.with_kernel(Stage::Attention, kernel.clone()), seed)?;
-        self.judge(&[self.simulate(config, None, seed)?, fused])
+        self.judge(Some(config), &[self.simulate(config, None, seed)?, fused])
     }
 
     /// Runs the append alone in the simulator, with another kernel where one is given, and judges it.
@@ -202,7 +202,7 @@ impl KvCacheTrial {
     /// Runs it in the simulator in two launches and in one, and judges both.
     pub fn verify_fused(&self, config: Config, seed: u64) -> Result<Verdict, NoVerdict> {
         let plan = LaunchPlan::with_append(&self.problem, config, SIMULATED).map_err(NoVerdict::Refused)?;
-        self.judge(&[self.simulate(config, None, seed)?, self.simulate_plan(&plan, seed + 1)?])
+        self.judge(Some(config), &[self.simulate(config, None, seed)?, self.simulate_plan(&plan, seed + 1)?])
     }
 
     /// Runs it in the simulator in two launches and in one, on arrays of the device that the host would refuse, and gives
@@ -393,8 +393,9 @@ impl KvCacheTrial {
         (values, operands)
     }
 
-    /// Judges runs on the same inputs: caches, query and lengths after the append, then attention on them.
-    fn judge(&self, runs: &[Run]) -> Result<Verdict, NoVerdict> {
+    /// Judges runs on the same inputs: caches, query and lengths after the append, then attention on them, by the accuracy of
+    /// the config of a GPU kernel.
+    fn judge(&self, config: Option<Config>, runs: &[Run]) -> Result<Verdict, NoVerdict> {
         let Some((first, repeats)) = runs.split_first() else { return Err(NoVerdict::Append("no run".to_owned())) };
         for run in runs {
             self.check_append(run).map_err(NoVerdict::Append)?;
@@ -414,7 +415,7 @@ impl KvCacheTrial {
         let yardstick = Yardstick::new(&attended, after)?;
         let repeats: Vec<_> = repeats.iter().map(|run| run.outputs.clone()).collect();
         let evidence = Evidence { repeats: &repeats, ..Evidence::new(yardstick.inputs(), &first.outputs) };
-        Ok(yardstick.judge(&attended, &evidence))
+        Ok(yardstick.judge_kernel(&attended, config, &evidence)?)
     }
 
     fn check_append(&self, run: &Run) -> Result<(), String> {
