@@ -31,7 +31,7 @@ pub(crate) const MAX_HEADS: usize = 8;
 
 /// Bytes of keys and values from which heads attend tiles together: fewer are found in a cache, whatever their order. All in
 /// builds with debug assertions, so that tests of small problems go this way too.
-const MIN_INTERLEAVED_BYTES: usize = if cfg!(debug_assertions) { 0 } else { 8 << 20 };
+const MIN_INTERLEAVED_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 8 << 20 };
 
 /// True if KV heads attend a tile one after the other, before any of them attends the next: where they lie beside each other
 /// in every row (`BSHD`, packed sequences, pages of rows of all heads), only that reads memory in order. Of 8 sequences of

@@ -64,7 +64,7 @@ impl<K: Microkernel> Call<'_, K> {
                     for (lane, (row, values)) in panel.rows.zip(panel.rows_scratch.chunks_exact(size)).enumerate() {
                         // SAFETY: each split of a row is of one item, and each item is computed once.
                         unsafe {
-                            partials.store(split.place(0, row), panel.row_max[lane], panel.row_sum[lane], values)
+                            partials.store(split.place(0, row), panel.row_max[lane], panel.row_sum[lane], values);
                         };
                     }
                 },

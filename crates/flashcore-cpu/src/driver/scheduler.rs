@@ -463,7 +463,7 @@ mod tests {
             let mut problem = shape(8, (2 * key_heads, key_heads), (1, 4096), false);
             problem.layout = layout;
             check_cover(&problem, &no_inputs(), threads);
-            schedule(&problem, &no_inputs(), threads, |scheduler| scheduler.decode_heads())
+            schedule(&problem, &no_inputs(), threads, |scheduler| scheduler.decode_heads)
         };
         assert_eq!([1, 16, 32, 64, 128].map(|threads| heads(8, Layout::Bshd, threads)), [8, 8, 4, 2, 1]);
         assert_eq!([1, 6, 7, 11, 12, 32].map(|key_heads| heads(key_heads, Layout::Bshd, 1)), [1, 6, 7, 1, 6, 8]);
