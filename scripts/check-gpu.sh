@@ -49,6 +49,7 @@ random=20000
 step "suite serving" last "$flashcore" verify --backend cuda --suite serving --jobs "$jobs"
 step "suite features" last "$flashcore" verify --backend cuda --suite features --jobs "$jobs"
 step "suite configs" last "$flashcore" verify --backend cuda --suite configs --jobs "$jobs"
+step "random cases, FP8 among them" last "$flashcore" verify --backend cuda --fuzz $((random / 4)) --jobs "$jobs"
 step "random cases of serving" last "$flashcore" verify --backend cuda --suite serving --fuzz $random --jobs "$jobs"
 if [ -n "${FLASHCORE_TESTS:-}" ]; then
     for test in $FLASHCORE_TESTS; do
@@ -57,6 +58,9 @@ if [ -n "${FLASHCORE_TESTS:-}" ]; then
 elif [ -z "${FLASHCORE_PROGRAM:-}" ]; then
     step "tests" cargo test --quiet --workspace --locked
 fi
+step "conformance, and how tensor cores add" "$flashcore" conformance --record "$folder/conformance.json"
+step "sums of the tensor cores" "$flashcore" conformance --replay "$folder/conformance.json" --sums
+step "accuracy of FP8" "$flashcore" accuracy --gate --backend cuda --record "$folder/accuracy.json"
 programs=crates/flashcore-c/examples
 operands() { # every operand, launched from C, against the CPU; 3 means that there is no GPU
     if command -v cc > /dev/null; then
@@ -99,6 +103,15 @@ fa3=()
 [ -n "${FLASHCORE_FA3:-}" ] && fa3=(--fa3 "$FLASHCORE_FA3")
 for suite in decode paged; do
     step "bench $suite" "$flashcore" bench --backend cuda --suite $suite --dtype bf16 --record "$folder/$suite.json"
+done
+for dtype in bf16 'bf16 kv e4m3'; do
+    step "decode, $dtype" "$flashcore" bench --backend cuda --suite decode --dtype "$dtype"
+done
+for kernel in hopper-128x128-2stage-overlap-persistent hopper-128x128-2stage-overlap-persistent-dynamic; do
+    step "varlen, $kernel" "$flashcore" bench --backend cuda --suite varlen --dtype bf16 --kernel "$kernel"
+done
+for shape in 4x16x4096x128 1x16x16384x128; do
+    step "FP8 prefill $shape" "$flashcore" bench --backend cuda --shape "$shape" --dtype 'e4m3 out bf16'
 done
 step "serving beside other libraries" env FLASHCORE_SELF_CHECK=off python3 bench/peers/serving.py --library "$library" \
     "${fa3[@]}" $quick --out "$folder/serving.json"

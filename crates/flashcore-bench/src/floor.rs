@@ -4,7 +4,7 @@ use core::fmt;
 
 use std::collections::HashSet;
 
-use flashcore_problem::{DType, Inputs, Mask, Problem, Shape};
+use flashcore_problem::{DType, DTypes, Inputs, Mask, Problem, Shape};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The work of a problem that no implementation can avoid.
@@ -87,6 +87,15 @@ pub struct Ceilings {
     pub exponentials: f64,
 }
 
+impl Ceilings {
+    /// The peak rates of a GPU for tensors of these types, from those for 16-bit ones: tensor cores multiply 8-bit floats at
+    /// twice the rate. Keys and values of 8 bits under a wider query are multiplied as the query.
+    #[must_use]
+    pub fn of_types(self, types: DTypes) -> Self {
+        Self { flops: if types.query.is_float8() { 2.0 * self.flops } else { self.flops }, ..self }
+    }
+}
+
 /// JSON has no infinity; it is written as null.
 fn infinite_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
@@ -132,6 +141,14 @@ impl Ceilings {
 mod tests {
     use super::*;
     use flashcore_problem::{Alignment, PagedKv};
+
+    #[test]
+    fn queries_of_8_bits_are_multiplied_at_twice_the_rate() {
+        let ceilings = Ceilings { flops: 10.0, bytes: 1.0, exponentials: 2.0 };
+        let of = |types: &str| ceilings.of_types(types.parse().expect("types"));
+        assert_eq!(of("bf16 kv e4m3"), ceilings);
+        assert_eq!(of("e4m3 out bf16"), Ceilings { flops: 20.0, ..ceilings });
+    }
 
     #[test]
     fn masked_keys_are_no_work() {

@@ -21,7 +21,8 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
     let threads = working_threads();
     let mut peak = Peak::of_cpu(level, DType::F32);
-    let has_bf16 = problems.iter().any(|problem| problem.dtype == DType::Bf16);
+    let is_bf16 = |problem: &Problem| problem.dtypes().to_string() == DType::Bf16.to_string();
+    let has_bf16 = problems.iter().any(is_bf16);
     let mut bf16_peak = has_bf16.then(|| Peak::of_cpu(level, DType::Bf16));
     let mut pass = measure_each(output, problems, |_, problem| {
         let case = Case { lengths: bench.lengths(), ..Case::new(problem.clone(), 0, Backend::Cpu(level)) };
@@ -37,7 +38,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         let (times, outputs) = time_cpu(problem, yardstick.inputs(), Duration::from_secs_f64(bench.seconds))
             .map_err(|error| Failure::Usage(error.to_string()))?;
         let work = Work::of_inputs(problem, yardstick.inputs());
-        let peak = bf16_peak.as_mut().filter(|_| problem.dtype == DType::Bf16).unwrap_or(&mut peak);
+        let peak = bf16_peak.as_mut().filter(|_| is_bf16(problem)).unwrap_or(&mut peak);
         // Between two problems the machine may be quieter than before the first.
         peak.look();
         let (floor, bound) = peak.floor_below(work, times.quantile(0.5));

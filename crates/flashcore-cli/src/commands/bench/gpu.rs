@@ -50,7 +50,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         let GpuTimes { hot, cold, launch, kernel, verdict, output_sha256 } = &times;
         let (median, launch) = (hot.quantile(0.5), launch.quantile(0.5));
         let work = Work::of_inputs(problem, &inputs);
-        let (floor, bound) = gpu.hot_floor(&ceilings, work);
+        let (floor, bound) = gpu.hot_floor(&ceilings.of_types(problem.dtypes()), work);
         let mut cells = problem_cells(problem);
         cells.extend([
             Cell::from(kernel.as_str()),

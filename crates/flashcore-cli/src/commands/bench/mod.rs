@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::lab::problems::BenchSuite;
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::shape_text;
-use flashcore_problem::{Alignment, DType, Mask, Problem, SequenceLengths};
+use flashcore_problem::{Alignment, DType, DTypes, Mask, Problem, SequenceLengths};
 
 use super::threads::Threads;
 use crate::output::{Format, Output, Table};
@@ -26,7 +26,7 @@ use crate::{Ending, Failure, interrupt};
 /// the speed of a GPU.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64"
+    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64\n  flashcore bench --shape 8x32/8x1,8192x128+k_scale+v_scale --dtype 'bf16 kv e4m3'"
 )]
 pub(crate) struct Bench {
     /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
@@ -38,9 +38,9 @@ pub(crate) struct Bench {
     /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type [default: f32 on the CPU, f16 elsewhere]
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16' [default: f32 on the CPU, f16 elsewhere]
     #[arg(long)]
-    dtype: Option<DType>,
+    dtype: Option<DTypes>,
     /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config [default: chosen for the GPU and the problem]
     #[arg(long)]
     kernel: Option<String>,
@@ -154,12 +154,16 @@ impl Bench {
     }
 
     fn problems(&self, default_dtype: DType) -> Result<Vec<Problem>, Failure> {
-        let dtype = self.dtype.unwrap_or(default_dtype);
+        let types =
+            self.dtype.unwrap_or(DTypes { query: default_dtype, key_value: default_dtype, output: default_dtype });
         let Some(shape) = &self.shape else {
-            let suite = BenchSuite::from(self.suite);
-            return Ok(suite.problems(dtype));
+            let problems = BenchSuite::from(self.suite).problems(types.query);
+            let problems: Vec<_> = problems.into_iter().map(|problem| problem.with_dtypes(types)).collect();
+            problems.iter().try_for_each(super::valid)?;
+            return Ok(problems);
         };
-        let problem = super::computable_problem(shape, dtype, "full")?;
+        let problem = super::problem_of_types(shape, types, "full")?;
+        super::require_tensors(&problem).map_err(super::impossible)?;
         Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
             .map(|mask| problem.clone().with_mask(mask))
             .into_iter()
