@@ -259,24 +259,34 @@ fn value_scales_far_from_each_other() {
     }
 }
 
-/// The scale of a value changes no bit of the rows that do not attend it, whatever it does to others of their tile.
+/// The scale of a value changes no bit of the rows that do not attend it, whatever it does to others of their tile. Each
+/// column of the output is that of three keys, and weights differ by far, so that the least shows its bits.
 #[test]
 fn scales_of_values_reach_the_rows_that_attend_them() {
     let problem = problem("1x1x90,90x32", DType::F16, "causal").with_kv_dtype(Some(DType::E4m3)).with_v_scale(true);
-    let rows = |scale: f32| {
+    let rows = |changed: usize, scale: f32| {
         let mut inputs = Inputs::random(&problem, 3);
-        let mut data = vec![0.75; 90];
-        data[40] = scale;
+        for index in 0..inputs.query.data.len() / 2 {
+            inputs.query.set(index, inputs.query.get(index) * 8.0);
+        }
+        for index in (0..90 * 32).filter(|index| index % 32 != index / 32 % 32) {
+            inputs.value.set(index, 0.0);
+        }
+        // Products of the second block are larger than those of the first, and not by so much that a power grows.
+        let mut data: Vec<f32> = (0..90).map(|key| if key < 32 { 192.0 } else { 15e3 }).collect();
+        data[changed] = scale;
         inputs.v_scale = Some(Scale { data, strides: ScaleStrides { row: 1, ..ScaleStrides::TENSOR } });
         let plan = LaunchPlan::new(&problem, config("ampere-64x32-2stage-swizzled"), Arch::Sm80).expect("a plan");
         let output = simulate(&plan, &problem, &inputs, 0).expect("it runs").outputs.output;
         let dense = output.dense(problem.output_shape(), problem.strides().output);
         dense.chunks(32).map(<[f64]>::to_vec).collect::<Vec<_>>()
     };
-    let (ordinary, large, huge) = (rows(0.75), rows(1e4), rows(1e30));
-    assert_eq!(ordinary[..40], large[..40]);
-    assert_eq!(ordinary[..40], huge[..40]);
-    assert!(ordinary[40..].iter().zip(&large[40..]).all(|(ordinary, large)| ordinary != large));
+    for key in [33, 38, 40] {
+        let (ordinary, large, huge) = (rows(key, 15e3), rows(key, 1e9), rows(key, 1e30));
+        assert_eq!(ordinary[..key], large[..key]);
+        assert_eq!(ordinary[..key], huge[..key]);
+        assert!(ordinary[key..].iter().zip(&large[key..]).any(|(ordinary, large)| ordinary != large));
+    }
 }
 
 /// A NaN code in a key makes the rows NaN that attend it, and no others; one in a value its column of the output.
