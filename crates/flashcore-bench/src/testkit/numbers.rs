@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use flashcore_problem::{
-    Bias, BiasStrides, DType, Inputs, Problem, SequenceLengths, Shape, SplitMix64, Stress, Strides, Tensor,
+    Bias, BiasStrides, DType, Inputs, Operand, Problem, Scale, ScaleStrides, SequenceLengths, Shape, SplitMix64,
+    Stress, Strides, Tensor,
 };
 
 use crate::testkit::suites::huge::FAR_BIAS_ROWS;
@@ -44,10 +45,14 @@ pub enum Planted {
     SubnormalQueries,
     /// Large queries and small keys, and values near the largest number of the type.
     LargeMagnitudes,
+    /// Values with scales of tokens that grow along the keys by 2^18, if they have scales.
+    GrowingScales,
+    /// Values with scales of tokens that fall along the keys by 2^18, if they have scales.
+    FallingScales,
 }
 
 impl Planted {
-    /// Every kind.
+    /// Every kind but those of scales.
     pub const ALL: [Self; 10] = [
         Self::Unattended,
         Self::NanKey,
@@ -74,6 +79,8 @@ impl Planted {
             Self::SubnormalValues => "planted-subnormal-values",
             Self::SubnormalQueries => "planted-subnormal-queries",
             Self::LargeMagnitudes => "planted-large-magnitudes",
+            Self::GrowingScales => "planted-growing-scales",
+            Self::FallingScales => "planted-falling-scales",
         }
     }
 
@@ -118,6 +125,8 @@ impl Planted {
                 scale(&mut inputs.key, key, 1.0 / factor);
                 scale(&mut inputs.value, value, largest);
             }
+            Self::GrowingScales => plant_value_scales(problem, inputs, random, [-14.0, 4.0]),
+            Self::FallingScales => plant_value_scales(problem, inputs, random, [4.0, -14.0]),
         }
     }
 }
@@ -334,6 +343,27 @@ fn plant_unattended(problem: &Problem, inputs: &mut Inputs, random: &mut SplitMi
             }
         }
     }
+}
+
+/// Scales of values for each token, powers of two from that of the first exponent to that of the last times numbers from 1
+/// to 2. Scales of rows that are in no sequence are NaN.
+fn plant_value_scales(problem: &Problem, inputs: &mut Inputs, random: &mut SplitMix64, [first, last]: [f64; 2]) {
+    if inputs.v_scale.is_none() {
+        return;
+    }
+    let strides = ScaleStrides::per_token(Operand::VScale, problem);
+    let mut data = vec![f32::NAN; strides.extent(Operand::VScale, problem).expect("a tensor that exists")];
+    for index in 0..problem.batch {
+        let sequence = inputs.views().sequence(problem, index);
+        for key in 0..sequence.key_length {
+            let exponent = first + (last - first) * key as f64 / sequence.key_length as f64;
+            for head in 0..problem.key_heads {
+                let scale = exponent.floor().exp2() * (1.0 + random.below(128) as f64 / 128.0);
+                data[strides.key_index(index, sequence.key_row(key), head)] = scale as f32;
+            }
+        }
+    }
+    inputs.v_scale = Some(Scale { data, strides });
 }
 
 /// A bias of minus infinity for every key of every seventh row.

@@ -227,6 +227,68 @@ fn scales_far_from_one() {
     }
 }
 
+/// Scales of values that grow along the keys, the first token's far smaller than the others, and scales that fall: no
+/// product of a weight and a scale overflows, and none loses its bits. Rows of a tile attend different keys.
+#[test]
+fn value_scales_far_from_each_other() {
+    for planted in [Planted::GrowingScales, Planted::FallingScales] {
+        for (number, name) in [
+            "ampere-64x32-2stage-swizzled",
+            "ampere-64x32-2stage-swizzled-qshared-threshold",
+            "ampere-128x64-2stage-swizzled-32rows-qshared-ifchanged",
+            "ampere-32x128-2stage-padded-2kvwarps",
+            "ampere-64x64-2stage-swizzled-3splits",
+            "ampere-64x32-2stage-swizzled-cluster-2splits",
+            "ampere-16x64-3stage-swizzled-4kvwarps-packgqa-3persistent-128chunk",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (numbers, backend) = (Numbers::Planted(planted), Backend::Sim(config(name)));
+            let types = [[DType::F16, DType::E4m3], [DType::F16, DType::E5m2]][number % 2];
+            for mask in ["full", "causal", "window:50,3"] {
+                let problem = fp8("2x4/2x33,309x64,48", types, mask);
+                check_case(&Case { numbers, ..Case::new(problem, number as u64, backend) });
+            }
+            let mut paged = fp8("3x4/2x3,309x64", types, "causal").with_layout(Layout::Bshd);
+            (paged.seqused_k, paged.paged) = (true, Some(PagedKv::new(16, 90, 30)));
+            check_case(&Case { numbers, ..Case::new(paged, number as u64, backend) });
+        }
+        let case = Case::new(fp8("1x2x33,309x64", TYPES[1], "causal"), 1, Backend::Sim(config("ampere")));
+        check_case(&Case { numbers: Numbers::Planted(planted), ..case });
+    }
+}
+
+/// The scale of a value changes no bit of the rows that do not attend it, whatever it does to others of their tile. Each
+/// column of the output is that of three keys, and weights differ by far, so that the least shows its bits.
+#[test]
+fn scales_of_values_reach_the_rows_that_attend_them() {
+    let problem = problem("1x1x90,90x32", DType::F16, "causal").with_kv_dtype(Some(DType::E4m3)).with_v_scale(true);
+    let rows = |changed: usize, scale: f32| {
+        let mut inputs = Inputs::random(&problem, 3);
+        for index in 0..inputs.query.data.len() / 2 {
+            inputs.query.set(index, inputs.query.get(index) * 8.0);
+        }
+        for index in (0..90 * 32).filter(|index| index % 32 != index / 32 % 32) {
+            inputs.value.set(index, 0.0);
+        }
+        // Products of the second block are larger than those of the first, and not by so much that a power grows.
+        let mut data: Vec<f32> = (0..90).map(|key| if key < 32 { 192.0 } else { 15e3 }).collect();
+        data[changed] = scale;
+        inputs.v_scale = Some(Scale { data, strides: ScaleStrides { row: 1, ..ScaleStrides::TENSOR } });
+        let plan = LaunchPlan::new(&problem, config("ampere-64x32-2stage-swizzled"), Arch::Sm80).expect("a plan");
+        let output = simulate(&plan, &problem, &inputs, 0).expect("it runs").outputs.output;
+        let dense = output.dense(problem.output_shape(), problem.strides().output);
+        dense.chunks(32).map(<[f64]>::to_vec).collect::<Vec<_>>()
+    };
+    for key in [33, 38, 40] {
+        let (ordinary, large, huge) = (rows(key, 15e3), rows(key, 1e9), rows(key, 1e30));
+        assert_eq!(ordinary[..key], large[..key]);
+        assert_eq!(ordinary[..key], huge[..key]);
+        assert!(ordinary[key..].iter().zip(&large[key..]).any(|(ordinary, large)| ordinary != large));
+    }
+}
+
 /// A NaN code in a key makes the rows NaN that attend it, and no others; one in a value its column of the output.
 #[test]
 fn nan_codes_reach_the_rows_that_attend_them() {

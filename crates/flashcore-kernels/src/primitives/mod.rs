@@ -36,7 +36,7 @@ pub use smem::{
     TileAddresses, TileCopy, TileTranspose, TransposedRows,
 };
 pub use softmax::{Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
-pub(crate) use softmax::{lse_exact, lse_log2, normalize_row};
+pub(crate) use softmax::{lse_exact, lse_log2, normalize_row, reduce_row};
 pub(crate) use vector::{VectorBits, VectorType, used_strides, vector_elements};
 
 use flashcore_ir::types::U32;

@@ -33,6 +33,8 @@ pub const FP8: &[Mutation] = mutations! { Group::Fp8;
         });
     "ampere": "value-scale-forgotten", "neither weights nor output are multiplied by the scales of values" =>
         |kernel| drop(kernel, Find::every(&["value scales"], is_mul));
+    "ampere": "output-not-rescaled-to-a-new-power", "the output stays as it is when the power of a row grows" =>
+        |kernel| drop(kernel, Find::every(&["value scales", "rescale"], is_mul));
     "ampere": "scale-tail-not-zero-filled", "scales of rows that no row attends are copied like the others" =>
         |kernel| change(kernel, Find::every(&["load scales"], is_select), always_copy);
     "ampere": "scales-not-copied", "scales of tokens are never copied to shared memory" =>

@@ -127,8 +127,8 @@ pub(super) fn all() -> Vec<Start> {
     all
 }
 
-/// Keys and values of 8 bits, contiguous and paged: with scales of tokens, with scales of sequences, with a window, and with
-/// a NaN.
+/// Keys and values of 8 bits, contiguous and paged: with scales of tokens, with scales of sequences, with a window, with
+/// scales that grow along the keys, and with a NaN.
 fn fp8() -> Vec<(u64, Numbers, Problem, Config)> {
     /// Seeds with which both scales are those of tokens, and those of sequences and heads.
     const TOKENS: u64 = 13;
@@ -148,6 +148,7 @@ fn fp8() -> Vec<(u64, Numbers, Problem, Config)> {
         (SEQUENCES, Numbers::Normal, plain.clone(), ampere),
         (TOKENS, Numbers::Normal, paged, chunks),
         (TOKENS, Numbers::Normal, plain.clone().with_mask(window), ampere),
+        (TOKENS, Numbers::Planted(Planted::GrowingScales), plain.clone(), ampere),
         (TOKENS, with_nan, plain.with_seqused_k(false), ampere),
     ]
 }

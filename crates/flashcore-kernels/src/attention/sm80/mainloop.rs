@@ -168,7 +168,7 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
             });
         });
         k.section("softmax", |k| self.softmax.update(k, scores, output));
-        self.scales.scale_weights(k, scores, read_stage);
+        self.scales.scale_weights(k, scores, output, read_stage);
         k.section("output", |k| {
             T::multiply_values(k, *config, output, scores, self.operands.values, read_stage);
         });

@@ -7,15 +7,16 @@
 //! * Where all keys of a head of a sequence share one scale, it is multiplied into the softmax scale, or into the output
 //!   at the end, and blocks know nothing of it.
 //! * Where tokens have scales of their own, those of a block go through the stages of the KV pipeline beside its keys and
-//!   values. Weights are multiplied by the scale over a power of two near that of the first key, and the output by that
-//!   power at the end: products of weights and small scales stay where `f16` has all its bits.
+//!   values. Each row has a power of two, which grows with the products of its weights and their scales as the row max
+//!   grows with its scores: the products are divided by it, and the output is multiplied by it at the end, so that they
+//!   stay where `f16` has all its bits. Only keys that a row attends have a say in its power.
 //!
 //! Scales of rows past the last key, and those of values before the first that any row attends, become zero on the way, as
 //! the values do: like those, they may be anything.
 
 use flashcore_ir::builder::CopyBytes;
 use flashcore_ir::types::{F32, Pred, S32, U32};
-use flashcore_ir::{Builder, Compare, L2Prefetch, Reg, SharedAddress};
+use flashcore_ir::{Builder, Compare, L2Prefetch, Reg, SharedAddress, VoteMode};
 use flashcore_problem::Operand;
 
 use super::Warp;
@@ -24,7 +25,7 @@ use crate::attention::TileContext;
 use crate::attention::kv_range::KvRange;
 use crate::attention::kv_source::ScaleSource;
 use crate::config::AmpereConfig;
-use crate::primitives::{Accumulator, GlobalRows, MMA_N};
+use crate::primitives::{Accumulator, GlobalRows, MMA_N, reduce_row};
 use crate::specialization::Specialization;
 
 /// Bytes of a scale.
@@ -35,6 +36,11 @@ const ALIGNMENT: u32 = 128;
 const EXPONENT_BITS: u32 = 0x7f80_0000;
 const LEAST_EXPONENT: u32 = 1 << 23;
 const GREATEST_EXPONENT: u32 = 253 << 23;
+/// The largest product over the power of its row: `f16` ends at 2^16.
+const LARGEST_PRODUCT: f32 = 32768.0;
+/// Bits of an exponent of 6: the largest product over a power that has grown is 2^6 or a little more. What is 2^20 times
+/// smaller has all its bits in `f16`, and products may become 2^8 times larger before the power grows again.
+const PRODUCT_EXPONENT: u32 = 6 << 23;
 
 /// Shared memory for the scales of the keys and of the values of a block: offsets in stage 0.
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +149,7 @@ impl ScaleCopies {
 /// The scales of a warp's keys and values.
 pub(super) struct KvScales {
     key: Option<LaneScales>,
-    value: Option<LaneScales>,
+    value: Option<ValueScales>,
 }
 
 /// Scales of the keys, or values, of a lane's columns.
@@ -152,10 +158,15 @@ struct LaneScales {
     per_token: Reg<Pred>,
     /// The address of the scale of the lane's first column, in stage 0.
     address: Reg<U32>,
-    /// Factor of the softmax scale, or of the output: the one scale of all keys, or a power of two.
-    factor: Reg<F32>,
-    /// Factor of the scales of tokens: one over the power of two.
-    inverse: Option<Reg<F32>>,
+    /// The one scale of all keys; that of the first where tokens have their own.
+    of_all: Reg<F32>,
+}
+
+/// Scales of values.
+struct ValueScales {
+    columns: LaneScales,
+    /// Factors of the output, by row: the one scale of all values, or the power of two that products are divided by.
+    factors: Vec<Reg<F32>>,
 }
 
 impl KvScales {
@@ -173,12 +184,12 @@ impl KvScales {
                 let first_column = warp.split * config.keys_per_warp() + warp.position.member * 2;
                 let address = k.eval(first_column.mul_add(SCALE_BYTES, warp.shared_base + offset));
                 let scale = scale_of_first_key(k, source, range);
-                LaneScales { per_token: source.per_token, address, factor: scale, inverse: None }
+                LaneScales { per_token: source.per_token, address, of_all: scale }
             }))
         });
-        // Tokens bring their own scales of keys; of those of values, a power of two is left to the output.
-        let key = key.inspect(|key| k.set_where(key.factor, key.per_token, 1.0f32));
-        let value = value.map(|value| k.section("scales", |k| value.with_power(k)));
+        // Tokens bring their own scales of keys; of those of values, powers of two are left to the output.
+        let key = key.inspect(|key| k.set_where(key.of_all, key.per_token, 1.0f32));
+        let value = value.map(|value| k.section("scales", |k| ValueScales::new(k, value, 2 * warp.m_tiles)));
         Self { key, value }
     }
 
@@ -187,9 +198,9 @@ impl KvScales {
         let mut scaled = *context;
         if let Some(key) = self.key {
             scaled.parameters.scale_log2 =
-                k.section("softmax scale", |k| k.mul(context.parameters.scale_log2, key.factor));
+                k.section("softmax scale", |k| k.mul(context.parameters.scale_log2, key.of_all));
             if context.specialization.only_adds() {
-                scaled.parameters.inverse_scale = k.div(context.parameters.inverse_scale, key.factor);
+                scaled.parameters.inverse_scale = k.div(context.parameters.inverse_scale, key.of_all);
             }
         }
         scaled
@@ -202,52 +213,103 @@ impl KvScales {
         }
     }
 
-    /// Multiplies columns of weights by the scales of their values, where tokens have their own.
-    pub(super) fn scale_weights(&self, k: &mut Builder, weights: &Accumulator, stage: Reg<U32>) {
-        if let Some(value) = self.value {
-            k.section("value scales", |k| value.scale_columns(k, weights, stage));
+    /// Multiplies columns of weights by the scales of their values, where tokens have their own. The output so far is
+    /// rescaled where a power grows.
+    pub(super) fn scale_weights(&self, k: &mut Builder, weights: &Accumulator, output: &Accumulator, stage: Reg<U32>) {
+        if let Some(value) = &self.value {
+            k.section("value scales", |k| {
+                k.if_uniform(value.columns.per_token, |k| {
+                    value.columns.multiply(k, weights, stage);
+                    value.divide_by_powers(k, weights, output);
+                });
+            });
         }
     }
 
     /// Multiplies the output by what the weights were not.
     pub(super) fn scale_output(&self, k: &mut Builder, output: &Accumulator) {
-        if let Some(value) = self.value {
-            k.section("value scales", |k| output.each(|_, _, element| k.mul_to(element, value.factor)));
+        if let Some(value) = &self.value {
+            k.section("value scales", |k| output.scale_rows(k, &value.factors));
         }
     }
 }
 
-impl LaneScales {
-    /// The scales with those of tokens over a power of two near the factor, which is left as the factor.
-    fn with_power(self, k: &mut Builder) -> Self {
-        let bits = k.reinterpret::<F32, U32>(self.factor);
-        let exponent = k.and(bits, EXPONENT_BITS);
-        let exponent = k.eval(exponent.max(LEAST_EXPONENT).min(GREATEST_EXPONENT));
-        let inverse = k.sub(LEAST_EXPONENT + GREATEST_EXPONENT, exponent);
-        let [power, inverse] = [exponent, inverse].map(|bits| k.reinterpret::<U32, F32>(bits));
-        k.set_where(self.factor, self.per_token, power);
-        Self { inverse: Some(inverse), ..self }
+impl ValueScales {
+    fn new(k: &mut Builder, columns: LaneScales, rows: u32) -> Self {
+        k.set_where(columns.of_all, columns.per_token, f32::from_bits(LEAST_EXPONENT));
+        Self { columns, factors: (0..rows).map(|_| k.copy(columns.of_all)).collect() }
     }
 
+    /// Divides products of weights and scales by the powers of their rows. Where some would be too large, powers grow.
+    fn divide_by_powers(&self, k: &mut Builder, products: &Accumulator, output: &Accumulator) {
+        let powers = &self.factors;
+        let largest: Vec<Reg<F32>> = powers.iter().map(|_| k.copy(0.0f32)).collect();
+        // NaN is no maximum.
+        products.each(|row, _, product| k.max_to(largest[row], product));
+        let inverses: Vec<Reg<F32>> = powers.iter().map(|power| inverse_of_power(k, *power)).collect();
+        let mut too_large = None;
+        for (largest, inverse) in largest.iter().zip(&inverses) {
+            let product = k.mul(*largest, *inverse);
+            let is_larger = k.compare(Compare::Gt, product, LARGEST_PRODUCT);
+            too_large = Some(too_large.map_or(is_larger, |others| k.or(others, is_larger)));
+        }
+        let Some(too_large) = too_large else { return };
+        let too_large = k.vote(VoteMode::Any, too_large);
+        k.if_uniform(too_large, |k| {
+            let rows = powers.iter().zip(&inverses).zip(&largest);
+            let ratios: Vec<Reg<F32>> =
+                rows.map(|((power, inverse), largest)| grow(k, [*power, *inverse], *largest)).collect();
+            k.section("rescale", |k| output.scale_rows(k, &ratios));
+        });
+        products.scale_rows(k, &inverses);
+    }
+}
+
+/// Lets the power of a row grow if the largest product of a lane, or of the lanes that share the row, is too large for it.
+/// Returns the old power over the new.
+fn grow(k: &mut Builder, [power, inverse]: [Reg<F32>; 2], largest: Reg<F32>) -> Reg<F32> {
+    reduce_row(k, largest, |k, largest, other| k.max_to(largest, other));
+    let exponent = k.reinterpret::<F32, U32>(largest);
+    let exponent = k.and(exponent, EXPONENT_BITS);
+    let exponent = k.eval(exponent.max(LEAST_EXPONENT + PRODUCT_EXPONENT).min(GREATEST_EXPONENT));
+    let grown = k.sub(exponent, PRODUCT_EXPONENT);
+    let grown = k.reinterpret::<U32, F32>(grown);
+    // Other rows have no say in whether it does.
+    let product = k.mul(largest, inverse);
+    let is_too_large = k.compare(Compare::Gt, product, LARGEST_PRODUCT);
+    let grown = k.select(is_too_large, grown, power);
+    let new_inverse = inverse_of_power(k, grown);
+    k.set(inverse, new_inverse);
+    let ratio = k.mul(power, inverse);
+    k.set(power, grown);
+    ratio
+}
+
+/// One over a power of two from 2^-126 to 2^126.
+fn inverse_of_power(k: &mut Builder, power: Reg<F32>) -> Reg<F32> {
+    let exponent = k.reinterpret::<F32, U32>(power);
+    let inverse = k.sub(LEAST_EXPONENT + GREATEST_EXPONENT, exponent);
+    k.reinterpret::<U32, F32>(inverse)
+}
+
+impl LaneScales {
+    /// Multiplies columns by their scales, where tokens have their own.
     fn scale_columns(self, k: &mut Builder, matrix: &Accumulator, stage: Reg<U32>) {
-        k.if_uniform(self.per_token, |k| {
-            let address = k.add(self.address, stage);
-            let tiles = matrix.m_tiles.first().map_or(0, Vec::len);
-            for tile in 0..tiles {
-                let from = SharedAddress::from(address).plus((tile as u32 * MMA_N * SCALE_BYTES) as i32);
-                let pair = k.load_shared::<F32>(from, 2);
-                if let Some(inverse) = self.inverse {
-                    for scale in &pair {
-                        k.mul_to(*scale, inverse);
-                    }
-                }
-                for tiles in &matrix.m_tiles {
-                    for (index, element) in tiles[tile].iter().enumerate() {
-                        k.mul_to(*element, pair[index % 2]);
-                    }
+        k.if_uniform(self.per_token, |k| self.multiply(k, matrix, stage));
+    }
+
+    fn multiply(self, k: &mut Builder, matrix: &Accumulator, stage: Reg<U32>) {
+        let address = k.add(self.address, stage);
+        let tiles = matrix.m_tiles.first().map_or(0, Vec::len);
+        for tile in 0..tiles {
+            let from = SharedAddress::from(address).plus((tile as u32 * MMA_N * SCALE_BYTES) as i32);
+            let pair = k.load_shared::<F32>(from, 2);
+            for tiles in &matrix.m_tiles {
+                for (index, element) in tiles[tile].iter().enumerate() {
+                    k.mul_to(*element, pair[index % 2]);
                 }
             }
-        });
+        }
     }
 }
 

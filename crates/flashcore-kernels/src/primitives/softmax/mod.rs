@@ -10,4 +10,5 @@ pub use exp2::Exponential;
 pub(crate) use finalize::normalize_row;
 pub use finalize::{FinishedRows, RowStats, add_sink};
 pub(crate) use lse::{lse_exact, lse_log2};
+pub(crate) use online::reduce_row;
 pub use online::{OnlineSoftmax, Rescale, RowScale};

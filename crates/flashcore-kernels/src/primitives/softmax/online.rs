@@ -279,7 +279,7 @@ impl OnlineSoftmax {
 }
 
 /// Reduces `value` over the four lanes that share a row.
-pub(super) fn reduce_row(k: &mut Builder, value: Reg<F32>, reduce: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
+pub(crate) fn reduce_row(k: &mut Builder, value: Reg<F32>, reduce: impl Fn(&mut Builder, Reg<F32>, Reg<F32>)) {
     for distance in [1u32, 2] {
         let other = k.shuffle(ShuffleMode::Butterfly, value, distance);
         reduce(k, value, other);
