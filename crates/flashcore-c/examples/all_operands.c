@@ -33,18 +33,21 @@ typedef struct {
 static const operand_t OPERANDS[] = {
     INPUT(query),        INPUT(key),          INPUT(value),     OUTPUT(output),   OUTPUT(lse),       INPUT(cu_seqlens_q),
     INPUT(cu_seqlens_k), INPUT(seqused_q),    INPUT(seqused_k), INPUT(leftpad_k), INPUT(kv_batch_idx), INPUT(page_table),
-    INPUT(alibi_slopes), INPUT(sinks),        INPUT(aux_f32),   INPUT(aux_i32),   INPUT(bias),
+    INPUT(alibi_slopes), INPUT(sinks),        INPUT(aux_f32),   INPUT(aux_i32),   INPUT(bias),       INPUT(q_scale),
+    INPUT(k_scale),      INPUT(v_scale),
 };
 enum { COUNT = sizeof OPERANDS / sizeof OPERANDS[0] };
-enum { QUERY, KEY, VALUE, OUTPUT_OF, LSE, CU_Q, CU_K, USED_Q, USED_K, LEFTPAD, KV_BATCH, PAGES, SLOPES, SINKS, AUX_F32, AUX_I32, BIAS };
+enum { QUERY, KEY, VALUE, OUTPUT_OF, LSE, CU_Q, CU_K, USED_Q, USED_K, LEFTPAD, KV_BATCH, PAGES, SLOPES, SINKS, AUX_F32, AUX_I32, BIAS, Q_SCALE, K_SCALE, V_SCALE };
+enum { SCALES = 3 };
 /* A new operand is a new field: it must be tried here. */
-_Static_assert(sizeof(flashcore_tensors_t) == 8 * (1 + COUNT + 4 + 1), "an operand is missing in this program");
+_Static_assert(sizeof(flashcore_tensors_t) == 8 * (1 + COUNT + 4 + 1 + 5 * SCALES), "an operand is missing in this program");
 
 typedef struct {
     flashcore_problem_t problem;
     void *host[COUNT];
     size_t bytes[COUNT];
     flashcore_bias_strides_t bias_strides;
+    flashcore_scale_strides_t scale_strides[SCALES];
 } case_t;
 
 static int tried[COUNT];
@@ -80,6 +83,27 @@ static void floats(case_t *c, int operand, size_t count)
     float *numbers = allocate(c, operand, 4 * count);
     for (size_t index = 0; index < count; index++)
         numbers[index] = (float)next() / 8388608.0f - 1.0f;
+}
+
+/* Codes of numbers between -1 and 1. */
+static void codes(case_t *c, int operand)
+{
+    size_t count = c->bytes[operand] / 2;
+    free(c->host[operand]);
+    uint8_t *numbers = allocate(c, operand, count);
+    for (size_t index = 0; index < count; index++) {
+        uint32_t bits = next();
+        numbers[index] = (uint8_t)((bits & 1) << 7 | (4 + (bits >> 1 & 1)) << 3 | (bits >> 3 & 7));
+    }
+}
+
+/* Scales from 1/2 to 3/2. */
+static void scales(case_t *c, int operand, size_t count, flashcore_scale_strides_t strides)
+{
+    floats(c, operand, count);
+    for (size_t index = 0; index < count; index++)
+        ((float *)c->host[operand])[index] = 1.0f + 0.5f * ((float *)c->host[operand])[index];
+    c->scale_strides[operand - Q_SCALE] = strides;
 }
 
 static void integers(case_t *c, int operand, size_t count, const uint32_t *values)
@@ -187,6 +211,32 @@ static case_t of_pages(void)
     return c;
 }
 
+static case_t of_a_cache_of_8_bits(void)
+{
+    case_t c = begin(BATCH * QUERIES, KEYS, QUERIES, BATCH);
+    c.problem.mask = FLASHCORE_MASK_CAUSAL;
+    c.problem.kv_dtype = FLASHCORE_DTYPE_E4M3;
+    c.problem.k_scale = c.problem.v_scale = 1;
+    codes(&c, KEY);
+    codes(&c, VALUE);
+    scales(&c, K_SCALE, KEY_HEADS, (flashcore_scale_strides_t){0, 0, 0, 1, 0});
+    scales(&c, V_SCALE, BATCH * KEYS * KEY_HEADS, (flashcore_scale_strides_t){0, KEYS * KEY_HEADS, KEY_HEADS, 1, 0});
+    return c;
+}
+
+static case_t of_8_bits(void)
+{
+    case_t c = begin(BATCH * QUERIES, KEYS, QUERIES, BATCH);
+    c.problem.dtype = c.problem.kv_dtype = FLASHCORE_DTYPE_E4M3;
+    c.problem.out_dtype = FLASHCORE_DTYPE_F16;
+    c.problem.q_scale = c.problem.k_scale = c.problem.v_scale = 1;
+    for (int operand = QUERY; operand <= VALUE; operand++)
+        codes(&c, operand);
+    for (int operand = Q_SCALE; operand <= V_SCALE; operand++)
+        scales(&c, operand, BATCH * KEY_HEADS, (flashcore_scale_strides_t){KEY_HEADS, 0, 0, 1, 0});
+    return c;
+}
+
 /* Gives every operand that the problem has its address. */
 static flashcore_tensors_t tensors_at(const case_t *c, void *const *addresses)
 {
@@ -197,6 +247,9 @@ static flashcore_tensors_t tensors_at(const case_t *c, void *const *addresses)
     for (int operand = 0; operand < COUNT; operand++)
         if (c->bytes[operand])
             memcpy((char *)&tensors + OPERANDS[operand].tensors, &addresses[operand], sizeof(void *));
+    tensors.q_scale.strides = c->scale_strides[0];
+    tensors.k_scale.strides = c->scale_strides[1];
+    tensors.v_scale.strides = c->scale_strides[2];
     return tensors;
 }
 
@@ -238,6 +291,9 @@ static int run_on_cpu(case_t *c)
     memset(&inputs, 0, sizeof inputs);
     inputs.struct_size = sizeof inputs;
     inputs.bias_strides = c->bias_strides;
+    inputs.q_scale.strides = c->scale_strides[0];
+    inputs.k_scale.strides = c->scale_strides[1];
+    inputs.v_scale.strides = c->scale_strides[2];
     for (int operand = 0; operand < COUNT; operand++)
         if (OPERANDS[operand].inputs && c->bytes[operand]) {
             flashcore_bytes_t bytes = {c->host[operand], c->bytes[operand]};
@@ -257,11 +313,17 @@ static int run_on_cpu(case_t *c)
     return is_same;
 }
 
-/* On the GPU, with the workspace of the plan and with one of the caller: the larger difference. */
+/* On the GPU, with the workspace of the plan and with one of the caller: the larger difference. A GPU that has no kernel for
+ * a query of 8 bits refuses it, with the reason. */
 static double run_on_gpu(const case_t *c)
 {
     flashcore_plan_t *plan;
-    check("create on the GPU", flashcore_plan_create(&c->problem, FLASHCORE_DEVICE_CUDA, 0, &plan));
+    int code = flashcore_plan_create(&c->problem, FLASHCORE_DEVICE_CUDA, 0, &plan);
+    if (code == FLASHCORE_UNSUPPORTED && c->problem.dtype == FLASHCORE_DTYPE_E4M3) {
+        printf("not on this GPU: %s\n", flashcore_last_error());
+        return 0;
+    }
+    check("create on the GPU", code);
     void *stream, *addresses[COUNT] = {NULL};
     check("cuStreamCreate", driver.cuStreamCreate(&stream, 1));
     for (int operand = 0; operand < COUNT; operand++)
@@ -313,6 +375,7 @@ int main(void)
         {"ALiBi, sinks, lengths of keys", of_scores}, {"bias", of_bias},
         {"score_mod, mask_mod", of_expressions},      {"packed rows and keys", of_packed_rows},
         {"batches of a cache, left padding", of_a_cache}, {"pages", of_pages},
+        {"a cache of 8 bits", of_a_cache_of_8_bits},  {"a query of 8 bits", of_8_bits},
     };
     int has_gpu = open_driver(), wrong = 0;
     for (size_t index = 0; index < sizeof CASES / sizeof CASES[0]; index++) {
@@ -320,6 +383,9 @@ int main(void)
         int is_same = run_on_cpu(&c);
         /* Half precision of outputs up to 1, of weights, and of sums in another order. */
         double found = has_gpu ? run_on_gpu(&c) : 0, allowed = 4e-3;
+        /* Weights of 8 bits, which the CPU does not round. */
+        if (c.problem.dtype == FLASHCORE_DTYPE_E4M3)
+            allowed = 4e-2;
         int is_right = is_same && found <= allowed;
         wrong += !is_right;
         if (has_gpu)

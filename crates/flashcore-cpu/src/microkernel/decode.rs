@@ -235,7 +235,7 @@ impl<'a> Lookahead<'a> {
             let of_page = head.rows_of_page_from(row).min(rows.end - row);
             let Some(pieces) = list.get_mut(count..count + of_page * heads) else { break };
             for (index, pieces) in pieces.chunks_exact_mut(heads).enumerate() {
-                let row = first.wrapping_add(index * row_bytes);
+                let row = first.wrapping_add(index.wrapping_mul(row_bytes));
                 for (index, piece) in pieces.iter_mut().enumerate() {
                     piece.write(row.wrapping_add(index * bytes));
                 }
@@ -244,7 +244,8 @@ impl<'a> Lookahead<'a> {
                 // SAFETY: the caller vouches for the instructions.
                 unsafe {
                     V::prefetch(first);
-                    V::prefetch(first.wrapping_add((of_page - 1) * row_bytes + heads * bytes - 1));
+                    let last_row = first.wrapping_add((of_page - 1).wrapping_mul(row_bytes));
+                    V::prefetch(last_row.wrapping_add(heads * bytes - 1));
                 }
             }
             (count, row) = (count + of_page * heads, row + of_page);

@@ -129,8 +129,12 @@ impl<'a> Head<'a> {
     /// Address of a row of a single head, which need not exist: good for prefetching and nothing else. `None` past the last
     /// page.
     pub(crate) fn address(self, row: usize) -> Option<*const u8> {
-        let exists = self.pages.is_none_or(|pages| row < pages.rows);
-        exists.then(|| self.tensor.data.as_ptr().wrapping_add(self.offset(row) * self.tensor.dtype.size_bytes()))
+        let elements = match self.pages {
+            Some(pages) if row >= pages.rows => return None,
+            Some(_) => self.offset(row),
+            None => self.start.wrapping_add(row.wrapping_mul(self.row_stride)),
+        };
+        Some(self.tensor.data.as_ptr().wrapping_add(elements.wrapping_mul(self.tensor.dtype.size_bytes())))
     }
 
     /// Number of rows from `row` on that are in one page; `usize::MAX` where the sequence is not in pages.
@@ -168,9 +172,9 @@ impl<'a> Head<'a> {
         (self.heads == 1).then_some(self.row_stride)
     }
 
-    /// Bytes from one row of a single head to the next.
+    /// Bytes from one row of a single head to the next. The stride of the only row there is may be anything.
     pub(crate) fn row_bytes(self) -> usize {
-        self.row_stride * self.tensor.dtype.size_bytes()
+        self.row_stride.wrapping_mul(self.tensor.dtype.size_bytes())
     }
 
     /// Rows of a single head in place, if they are contiguous, of the type wanted, and aligned for it.
