@@ -473,7 +473,7 @@ pub(crate) fn scale_strides(scale: &str, strides: ScaleStrides) -> Result<ApiSca
 ///
 /// # Safety
 ///
-/// That of [`slice_of`].
+/// As for [`slice_of`].
 pub(crate) unsafe fn scale_view<'a>(
     scale: &str,
     range: Option<Range>,
@@ -488,7 +488,7 @@ pub(crate) unsafe fn scale_view<'a>(
 ///
 /// # Safety
 ///
-/// That of [`slice_of_mut`].
+/// As for [`slice_of_mut`].
 pub(crate) unsafe fn scale_view_mut<'a>(
     scale: &str,
     range: Option<Range>,

@@ -39,7 +39,7 @@ pub(crate) enum RowScales<'a> {
 }
 
 impl<'a> RowScales<'a> {
-    /// Those of a problem that validated, of which given ones are inputs and computed ones outputs.
+    /// Scales of a problem that validated: given ones are inputs, computed ones outputs.
     pub(crate) fn new(given: Option<ScaleView<'a>>, written: Option<ScaleViewMut<'a>>) -> Self {
         match (given, written) {
             (_, Some(ScaleViewMut { data, strides })) => Self::Computed(Disjoint::new(data), strides),

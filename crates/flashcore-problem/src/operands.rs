@@ -324,7 +324,7 @@ impl Operand {
         }
     }
 
-    /// Its index among [`Operand::SCALES`], where it is one.
+    /// Index among [`Operand::SCALES`]; `None` for operands that are no scale.
     pub const fn scale_index(self) -> Option<usize> {
         (self as usize).checked_sub(Self::PARAMETERS)
     }

@@ -23,7 +23,7 @@ pub(super) struct RowTarget {
     pub(super) address: Reg<U64>,
     /// True if it is stored.
     pub(super) is_stored: Reg<Pred>,
-    /// Its place in a cache, where it goes to one.
+    /// Place in a cache, for rows that go to one.
     pub(super) place: Option<CachePlace>,
 }
 

@@ -20,9 +20,9 @@ pub(super) struct Rows<'a> {
 pub(super) struct Place {
     /// The sequence that it belongs to.
     pub(super) sequence: usize,
-    /// Its batch, or its page.
+    /// Batch or page of the row.
     pub(super) batch: usize,
-    /// Its row there.
+    /// Row of the batch or page.
     pub(super) row: usize,
     pub(super) head: usize,
 }

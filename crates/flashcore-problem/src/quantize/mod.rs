@@ -48,13 +48,13 @@ pub enum ScaleMode {
     Fixed(f32),
     /// All of a tensor.
     Tensor,
-    /// Those of a KV head; of the query, of the heads that share it.
+    /// Elements of a KV head; of the query, of the heads that share it.
     KeyHead,
-    /// Those of a sequence and KV head, as in `FlashAttention-3`.
+    /// Elements of a sequence and KV head, as in `FlashAttention-3`.
     Sequence,
-    /// Those of a row and head.
+    /// Elements of a row and head.
     Token,
-    /// Those of so many rows of a tensor, counted from its beginning or that of a page, and of a head.
+    /// Elements of so many rows of a tensor, counted from its beginning or that of a page, and of a head.
     ///
     /// [`ScaleStrides`] has no blocks, so the scale is repeated for each row; where the block is a page of the cache, there
     /// is one per page.

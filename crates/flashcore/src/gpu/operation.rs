@@ -41,7 +41,7 @@ impl Operation {
     ///
     /// # Safety
     ///
-    /// That of [`launch`](Self::launch).
+    /// As for [`launch`](Self::launch).
     pub(super) unsafe fn launch_quantized(
         &self,
         stream: &Stream,

@@ -24,7 +24,7 @@ pub enum Distribution {
 impl Distribution {
     /// All.
     pub const ALL: [Self; 3] = [Self::Gaussian, Self::Outliers, Self::KeyMean];
-    /// Those that the gates look at.
+    /// Distributions that the gates look at.
     pub const JUDGED: [Self; 2] = [Self::Gaussian, Self::Outliers];
     const MEAN_SIZE: f64 = 3.0;
     const OUTLIER_PART: f64 = 0.001;

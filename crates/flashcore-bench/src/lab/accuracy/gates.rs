@@ -30,7 +30,7 @@ pub struct GateResult {
     pub computed_by: String,
     /// The figure; nothing where the case was refused.
     pub value: Option<f64>,
-    /// Its bound.
+    /// The bound, in words.
     pub bound: String,
     /// True if it is within the bound.
     pub passed: bool,

@@ -53,7 +53,7 @@ pub struct Found {
     pub computed_by: String,
     /// Needles.
     pub trials: usize,
-    /// Those that were found; nothing where the case was refused.
+    /// Needles found; `None` where the case was refused.
     pub found: Option<usize>,
     /// Errors of the outputs; nothing where the case was refused.
     pub errors: Option<Errors>,

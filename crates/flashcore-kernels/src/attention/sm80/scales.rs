@@ -80,7 +80,7 @@ pub(crate) struct ScaleCopies {
 }
 
 impl ScaleCopies {
-    /// `thread` is the index of this thread among those that copy.
+    /// The copies of a thread; `thread` is its index among the copying threads.
     pub(super) fn new(
         k: &mut Builder,
         tiles: ScaleTiles,

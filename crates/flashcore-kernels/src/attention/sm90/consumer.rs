@@ -70,7 +70,7 @@ impl<T: Element> Weights<T> {
         Self::Pairs(k.section("p", |k| PFragment::unset(k, cta.config.tile_n)))
     }
 
-    /// Those of 8-bit floats, if they add up in two levels.
+    /// Weights of 8-bit floats, if P · V adds up in two levels.
     pub(super) fn two_levels(&self) -> Option<&Fp8Weights> {
         match self {
             Self::Fp8(weights) if weights.has_two_levels() => Some(weights),
