@@ -24,6 +24,20 @@ fn kernels(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
         ] {
             kernels.push((AppendPlan::new(&problem, arch)?.key, registers));
         }
+        // Below sm_89 there is no conversion to 8 bits.
+        for cache in DType::FLOAT8.into_iter().filter(|_| arch.compute() >= 89) {
+            let append = |head_dim| append(head_dim).with_cache_dtype(Some(cache)).with_scales(true, true);
+            for (problem, registers) in [
+                (append(128), 64),
+                (append(128).with_rotary(rotary(RotaryStyle::Neox, 128)).with_compute_scales(true), 96),
+                (
+                    append(72).with_rotary(rotary(RotaryStyle::GptJ, 24)).with_qk_norm(1e-6).with_compute_scales(true),
+                    96,
+                ),
+            ] {
+                kernels.push((AppendPlan::new(&problem, arch)?.key, registers));
+            }
+        }
         for (parts, value_dim, registers) in [(2, 128, 48), (4, 128, 64), (100, 128, 64), (9, 512, 128), (3, 33, 64)] {
             kernels.push((MergePlan::new(&MergeProblem::new(parts, 100, 8, value_dim, dtype), arch)?.key, registers));
         }
@@ -59,7 +73,7 @@ fn fused(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that did not assemble says so")]
 fn kernels_assemble_without_spills() {
-    for arch in [Arch::Sm80, Arch::Sm90a, Arch::Sm120] {
+    for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a, Arch::Sm120] {
         for (key, most_registers) in kernels(arch).unwrap_or_else(|reasons| panic!("{reasons:?}")) {
             let kernel = key.kernel().unwrap_or_else(|errors| panic!("{errors:?}"));
             let text = print(&kernel);
