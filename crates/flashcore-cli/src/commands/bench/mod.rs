@@ -26,7 +26,7 @@ use crate::{Ending, Failure, interrupt};
 /// the speed of a GPU.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64\n  flashcore bench --shape 8x32/8x1,8192x128+k_scale+v_scale --dtype 'bf16 kv e4m3'"
+    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64\n  flashcore bench --shape 8x32/8x1,8192x128 --dtype 'bf16 kv e4m3'"
 )]
 pub(crate) struct Bench {
     /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
