@@ -73,28 +73,52 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
     key: Rows<A>,
     value: Rows<A>,
 ) {
+    // Every tile begins elsewhere than the last ended, where the hardware prefetcher does not see it coming.
+    let [while_scoring, while_adding] = tile.prefetch.clone();
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        if let (Some(scoring), Some(adding)) =
+            (StridedLookahead::new(&while_scoring), StridedLookahead::new(&while_adding))
+        {
+            return attend_ahead::<V, A, _>(dtype, tile, key, value, [scoring, adding]);
+        }
+        let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
+        let [scoring, adding] = &mut lists;
+        let ahead = [Lookahead::new::<V>(&while_scoring, scoring), Lookahead::new::<V>(&while_adding, adding)];
+        attend_ahead::<V, A, _>(dtype, tile, key, value, ahead);
+    }
+}
+
+/// Attends a tile, with a prefetch while scores are computed and another while values are added.
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+unsafe fn attend_ahead<V: Vector, A: Addresses, L: Prefetches>(
+    dtype: DType,
+    tile: &mut DecodeTile<'_, V::Real>,
+    key: Rows<A>,
+    value: Rows<A>,
+    [while_scoring, while_adding]: [L; 2],
+) {
     let (rows, count) = (tile.rows, tile.keys.len());
     assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
     assert!(
         tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns,
         "scratch or an output of wrong size"
     );
-    // Every tile begins elsewhere than the last ended, where the hardware prefetcher does not see it coming.
-    let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
-    let [while_scoring, while_adding] = &mut lists;
-    // SAFETY: the caller vouches for the instructions.
-    let next = unsafe { Lookahead::new::<V>(&tile.prefetch[0], while_scoring) };
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then_some(next);
+        let next = (row == 0).then_some(while_scoring);
         let query = &tile.query[row * key.columns..];
         let scores = &mut tile.scores[row * KV_TILE..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => dot_products::<V, A, 4>(dtype, key, next, query, tile.factor, scores),
-                2.. => dot_products::<V, A, 2>(dtype, key, next, query, tile.factor, scores),
-                _ => dot_products::<V, A, 1>(dtype, key, next, query, tile.factor, scores),
+                4.. => dot_products::<V, A, L, 4>(dtype, key, next, query, tile.factor, scores),
+                2.. => dot_products::<V, A, L, 2>(dtype, key, next, query, tile.factor, scores),
+                _ => dot_products::<V, A, L, 1>(dtype, key, next, query, tile.factor, scores),
             }
         };
     }
@@ -114,20 +138,18 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
             }
         }
     }
-    // SAFETY: the caller vouches for the instructions.
-    let next = unsafe { Lookahead::new::<V>(&tile.prefetch[1], while_adding) };
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then_some(next);
+        let next = (row == 0).then_some(while_adding);
         let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
         let row_scales = &row_scales[row..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, A, 4, 4>(dtype, value, next, weights, row_scales, output),
-                2.. => add_values::<V, A, 2, 8>(dtype, value, next, weights, row_scales, output),
-                _ => add_values::<V, A, 1, 8>(dtype, value, next, weights, row_scales, output),
+                4.. => add_values::<V, A, L, 4, 4>(dtype, value, next, weights, row_scales, output),
+                2.. => add_values::<V, A, L, 2, 8>(dtype, value, next, weights, row_scales, output),
+                _ => add_values::<V, A, L, 1, 8>(dtype, value, next, weights, row_scales, output),
             }
         };
     }
@@ -252,24 +274,77 @@ impl<'a> Lookahead<'a> {
         }
         Self { pieces: &list[..count], first: 0, end: bytes }
     }
+}
 
+/// Prefetch of a piece of memory with every key.
+trait Prefetches: Copy {
     /// One of so many parts of every piece, in whole cache lines.
-    #[inline(always)]
-    fn part(self, part: usize, parts: usize) -> Self {
-        let cut = |part: usize| (self.end * part / parts).next_multiple_of(CacheLines::SIZE).min(self.end);
-        Self { first: cut(part), end: cut(part + 1), ..self }
-    }
+    fn part(self, part: usize, parts: usize) -> Self;
 
     /// Prefetches the piece that goes with a key.
     ///
     /// # Safety
     ///
     /// The processor has the instructions of `V`.
+    unsafe fn advance<V: Vector>(self, key: usize);
+}
+
+/// The bytes of one of so many parts of `bytes` bytes, in whole cache lines.
+#[inline(always)]
+fn part_of(bytes: usize, part: usize, parts: usize) -> (usize, usize) {
+    let cut = |part: usize| (bytes * part / parts).next_multiple_of(CacheLines::SIZE).min(bytes);
+    (cut(part), cut(part + 1))
+}
+
+impl Prefetches for Lookahead<'_> {
+    #[inline(always)]
+    fn part(self, part: usize, parts: usize) -> Self {
+        let (first, end) = part_of(self.end, part, parts);
+        Self { first, end, ..self }
+    }
+
     #[inline(always)]
     unsafe fn advance<V: Vector>(self, key: usize) {
         let Some(piece) = self.pieces.get(key) else { return };
         // SAFETY: all of the pieces are written.
         let address = unsafe { piece.assume_init() };
+        for byte in (self.first..self.end).step_by(CacheLines::SIZE) {
+            // SAFETY: the caller vouches for the instructions.
+            unsafe { V::prefetch(address.wrapping_add(byte)) };
+        }
+    }
+}
+
+/// Software prefetch of rows of one head that are equally far apart: no list of them is made.
+#[derive(Clone, Copy)]
+struct StridedLookahead {
+    rows: Strided,
+    first: usize,
+    end: usize,
+}
+
+impl StridedLookahead {
+    /// Of rows, if they are of one head and equally far apart.
+    fn new(of: &PrefetchRows<'_>) -> Option<Self> {
+        let PrefetchRows { head, heads, rows } = of.clone();
+        let is_strided = heads == 1 && head.rows_of_page_from(rows.start) == usize::MAX;
+        let first = head.address(rows.start).filter(|_| is_strided)?;
+        let end = head.columns() * head.dtype().size_bytes();
+        Some(Self { rows: Strided { first, stride_bytes: head.row_bytes() }, first: 0, end })
+    }
+}
+
+impl Prefetches for StridedLookahead {
+    #[inline(always)]
+    fn part(self, part: usize, parts: usize) -> Self {
+        let (first, end) = part_of(self.end, part, parts);
+        Self { first, end, ..self }
+    }
+
+    #[inline(always)]
+    unsafe fn advance<V: Vector>(self, key: usize) {
+        let Strided { first, stride_bytes } = self.rows;
+        let address = first.wrapping_add(key.wrapping_mul(stride_bytes));
         for byte in (self.first..self.end).step_by(CacheLines::SIZE) {
             // SAFETY: the caller vouches for the instructions.
             unsafe { V::prefetch(address.wrapping_add(byte)) };
@@ -305,10 +380,10 @@ impl<A: Addresses> Rows<A> {
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
 #[inline(always)]
-unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
+unsafe fn dot_products<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize>(
     dtype: DType,
     key: Rows<A>,
-    next: Option<Lookahead<'_>>,
+    next: Option<L>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
@@ -425,10 +500,10 @@ unsafe fn online_softmax<V: Vector>(
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
-unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_values<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<Lookahead<'_>>,
+    next: Option<L>,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
@@ -444,11 +519,11 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, A, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
+                    add_value_block::<V, A, L, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, A, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
-                2.. => add_value_block::<V, A, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
-                _ => add_value_block::<V, A, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
+                4.. => add_value_block::<V, A, L, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
+                2.. => add_value_block::<V, A, L, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
+                _ => add_value_block::<V, A, L, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
             }
         };
     }
@@ -480,10 +555,10 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
 /// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_value_block<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<Lookahead<'_>>,
+    next: Option<L>,
     column: usize,
     weights: &[V::Real],
     row_scales: &[V::Real],
