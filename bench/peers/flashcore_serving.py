@@ -1,4 +1,4 @@
-"""The C library of flashcore for serving: varlen, paged KV caches and lengths on the device, on PyTorch's CUDA tensors.
+"""The C library of flashcore for serving: varlen, paged KV caches, lengths on the device, FP8, on PyTorch's CUDA tensors.
 
 The structs are read from flashcore.h itself, so that a field or an operand that the header gains needs no change here: a
 plan sets the fields by their names, and one that the header does not have is a refusal with the name in it.
@@ -21,6 +21,7 @@ SCALARS = {
 }
 # Operands by their names in flashcore_tensors_t; all of them 32-bit integers on the device.
 OPERANDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "page_table", "kv_batch_idx")
+SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 class Refused(Exception):
@@ -60,9 +61,10 @@ class Plan:
 
 
 class Flashcore:
-    """The loaded library."""
+    """The loaded library, on GPU 0, or on the CPU with tensors of the host."""
 
-    def __init__(self, path, header=HEADER):
+    def __init__(self, path, header=HEADER, device="cuda"):
+        self.device = device
         self.structs, self.constants = parse_header(Path(header).read_text(encoding="utf-8"))
         self.problem, self.tensors = self.structs["flashcore_problem_t"], self.structs["flashcore_tensors_t"]
         self.library = ctypes.CDLL(path) if path else None
@@ -73,6 +75,7 @@ class Flashcore:
             ("problem_init", c_int32, [POINTER(self.problem)] + [c_uint64] * 4 + [c_int32]),
             ("plan_create_with_config", c_int32, [POINTER(self.problem), c_int32, c_int32, c_char_p, POINTER(c_void_p)]),
             ("plan_launch_tensors", c_int32, [c_void_p, c_void_p, POINTER(self.tensors)]),
+            ("plan_run_tensors", c_int32, [c_void_p, POINTER(self.tensors)]),
             ("plan_workspace_bytes", c_uint64, [c_void_p]),
             ("plan_describe", c_char_p, [c_void_p]),
             ("plan_destroy", c_int32, [c_void_p]),
@@ -119,11 +122,13 @@ class Flashcore:
         table_stride=None,
         lse=False,
         config=None,
+        kv_dtype=None,
+        out_dtype=None,
     ):
-        """A plan on GPU 0 for [batch, row, head, column] tensors, [total, head, column] ones, or pages, by upper bounds.
+        """A plan for [batch, row, head, column] tensors, [total, head, column] ones, or pages, by upper bounds.
 
-        `operands` names what a launch brings, out of `OPERANDS`. Equal arguments give the same plan. Causal masks are
-        bottom-right.
+        `operands` names what a launch brings, out of `OPERANDS` and `SCALES`. Equal arguments give the same plan. Causal
+        masks are bottom-right.
         """
         sizes = {
             "total_q": total_q,
@@ -133,10 +138,14 @@ class Flashcore:
             "table_width": table_width,
             "table_stride": table_stride,
         }
-        key = (batch, heads, kv_heads, max_q, max_k, dim, causal, dtype, tuple(operands), *sizes.values(), lse, config)
+        dtypes = dtype, kv_dtype, out_dtype
+        key = (batch, heads, kv_heads, max_q, max_k, dim, causal, dtypes, tuple(operands), *sizes.values(), lse, config)
         if key in self.plans:
             return self.plans[key]
         constant, problem = self.constants, self.problem()
+        for name, other in (("kv_dtype", kv_dtype), ("out_dtype", out_dtype)):
+            if other:
+                sizes[name] = constant[f"FLASHCORE_DTYPE_{other.upper()}"]
         number = constant[f"FLASHCORE_DTYPE_{dtype.upper()}"]
         self.check(self.library.flashcore_problem_init(byref(problem), batch, heads, max_q, dim, number))
         problem.struct_size = ctypes.sizeof(problem)
@@ -147,13 +156,16 @@ class Flashcore:
         self.fill(problem, {**sizes, **{name: 1 for name in operands}})
         handle = c_void_p()
         name = config.encode() if config else None
-        device = constant["FLASHCORE_DEVICE_CUDA"]
+        device = constant[f"FLASHCORE_DEVICE_{self.device.upper()}"]
         self.check(self.library.flashcore_plan_create_with_config(byref(problem), device, 0, name, byref(handle)))
         self.plans[key] = Plan(self, handle, key)
         return self.plans[key]
 
-    def launch(self, plan, q, k, v, out, lse=None, stream=None, **operands):
-        """Puts the kernels on a stream, the current one by default. The tensors must outlive the launch or its graph."""
+    def launch(self, plan, q, k, v, out, lse=None, stream=None, scales=None, **operands):
+        """Puts the kernels on a stream, the current one by default. The tensors must outlive the launch or its graph.
+
+        `scales` has a tensor of one float, or of [KV head] or [sequence, KV head], by the names of `SCALES`.
+        """
         import torch
 
         tensors = self.tensors(struct_size=ctypes.sizeof(self.tensors))
@@ -165,6 +177,14 @@ class Flashcore:
             if name not in known:
                 raise Refused(f"flashcore.h of this build has no operand {name}")
             setattr(tensors, name, tensor.data_ptr())
+        for name, scale in (scales or {}).items():
+            field = getattr(tensors, name)
+            field.data = scale.data_ptr()
+            for stride, dimension in (("key_head", 1), ("sequence", 2)):
+                if scale.dim() >= dimension:
+                    setattr(field.strides, stride, scale.stride(-dimension))
+        if self.device == "cpu":
+            return self.check(self.library.flashcore_plan_run_tensors(plan.handle, byref(tensors)))
         if plan.workspace is None:
             words = math.ceil(self.library.flashcore_plan_workspace_bytes(plan.handle) / 4)
             plan.workspace = torch.zeros(words, dtype=torch.int32, device="cuda")

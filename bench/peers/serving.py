@@ -5,10 +5,11 @@ several calls, the graphs are replayed in turn, in another order each round, and
 every call on the same tensors, which L2 holds; "cold": calls rotate over copies of K and V of 200 MB in all, or one copy is
 larger than that; "warm": one copy that L2 holds in part. A case that flashcore refuses is printed with the reason; a peer
 that refuses one or is wrong is left out. A CUDA error that ends the context, or a kernel that does not end, restarts the
-program after the case that caused it.
+program after the case that caused it. --check compares and times nothing; with --device cpu it needs no GPU.
 
     python3 bench/peers/serving.py --library libflashcore.so --fa3 FOLDER_OF_C_SO --out serving.json
     python3 bench/peers/serving.py --library libflashcore.so --suite decode paged --quick --budget 120 --out serving.json
+    python3 bench/peers/serving.py --library libflashcore.so --suite fp8-cache --quick --check --device cpu --out check.json
     python3 bench/peers/serving_table.py serving.json
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import serving_append
 import serving_kvcache
+import serving_precision
 import serving_splits
 import torch
 from flashcore_serving import HEADER, Flashcore, Refused
@@ -98,6 +100,8 @@ def is_fatal(error):
     words = "illegal", "misaligned address", "launch failure", "assert triggered", "launch timed out", "CUDA_ERROR"
     if any(word in str(error) for word in words):
         return True
+    if not torch.cuda.is_available():
+        return False
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -109,10 +113,11 @@ class Bench:
     """The libraries, and how to time them."""
 
     refused = Refused
+    is_fatal = staticmethod(is_fatal)
 
     def __init__(self, arguments):
         self.arguments = arguments
-        self.flashcore = Flashcore(arguments.library, arguments.header)
+        self.flashcore = Flashcore(arguments.library, arguments.header, arguments.device)
         self.absent = absent_fa3(arguments.fa3) if "fa3" in arguments.peers else None
         self.fa3 = Fa3(arguments.fa3) if "fa3" in arguments.peers and not self.absent else None
         self.rounds = 7 if arguments.quick else arguments.rounds
@@ -144,7 +149,8 @@ class Bench:
         for name, (kind, build) in self.builders(case, kvs, q).items():
             try:
                 output = build(kvs[kind])()
-                torch.cuda.synchronize()
+                if output.is_cuda:
+                    torch.cuda.synchronize()
             except Refused as refusal:
                 left_out[name] = f"refused: {refusal}"
                 continue
@@ -171,6 +177,8 @@ class Bench:
 
         `calls` has functions by name that give the calls of one implementation on each of the copies of its tensors.
         """
+        if self.arguments.check:
+            return {}, {}, {}
         count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(floor, 4))))
         count = math.ceil(count / copies) * copies
         graphs, times, failed = {}, {}, {}
@@ -191,7 +199,7 @@ class Bench:
 
     def measure(self, case):
         """Rows of a record: hot, cold or both."""
-        device, dtype = "cuda", torch.bfloat16
+        device, dtype = self.flashcore.device, torch.bfloat16
         q = torch.randn(sum(case.q_lens), case.heads, case.dim, device=device, dtype=dtype)
         k, v = (torch.randn(sum(case.k_lens), case.kv_heads, case.dim, device=device, dtype=dtype) for _ in range(2))
         kvs = {kind: arrange(kind, k, v, case.k_lens, case.page) for kind in {case.kind, *case.beside}}
@@ -248,11 +256,18 @@ def line(row):
     """A row for a reader."""
     text = f"{row['suite']:>8} {row['name']:<32} {row['mask']:<6} {row['l2']:<4} floor {row['floor']:8.2f}:"
     text += "".join(f" {name} {median:.2f}" for name, median in row["microseconds"].items())
+    if not row["microseconds"]:
+        errors = {name: error for name, error in row["errors"].items() if isinstance(error, tuple)}
+        text += "".join(f" error of {name} {error[0]:.1e}" for name, error in errors.items())
     text += f"  ratio {row['ratio']:.3f}" if "ratio" in row else ""
     if "flashcore" in row["microseconds"]:
         text += f", {row['microseconds']['flashcore'] / row['floor']:.2f} x floor"
     if "terabytes_per_second" in row:
         text += f", {row['terabytes_per_second']:.2f} TB/s"
+    if "teraflops" in row:
+        text += f", {row['teraflops']:.0f} TFLOP/s"
+    if "error_over_scalar" in row:
+        text += f", error {row['error_over_scalar']:.2f} of scalar's"
     if "cost_percent" in row:
         text += f", invariance costs {row['cost_percent']:.1f} % over {row['best']}"
     if "added_microseconds" in row:
@@ -302,11 +317,12 @@ def summary(rows):
 
 def machine(flashcore):
     """The GPU, its driver and its state, and the versions of all software."""
-    before = state()
+    before = state() if flashcore.device == "cuda" else ""
     cudnn = torch.backends.cudnn.version()
     versions = {"flashcore": flashcore.version(), "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn}
     versions["python"] = platform.python_version()
-    found = {"device": torch.cuda.get_device_name(), "driver": (before.split(", ") + ["unknown"] * 2)[1]}
+    device = torch.cuda.get_device_name() if flashcore.device == "cuda" else platform.machine()
+    found = {"device": device, "driver": (before.split(", ") + ["unknown"] * 2)[1]}
     return {**found, "versions": versions, "state_before": before}
 
 
@@ -376,8 +392,20 @@ def splits_work(bench, arguments):
         )
 
 
-# Suites that are not attention beside its peers.
+def precision_work(suite):
+    """Cases of a suite of FP8 or f32 by key."""
+
+    def work_of(bench, arguments):
+        for case in serving_precision.cases(suite, arguments.quick):
+            key = f"{suite}: {case.name} {'causal' if case.causal else 'full'}"
+            yield key, lambda case=case: serving_precision.measure(bench, case)
+
+    return work_of
+
+
+# Suites that are not attention in 16 bits beside its peers.
 FURTHER = {"append": append_work, "splits": splits_work}
+FURTHER |= {suite: precision_work(suite) for suite in ("fp8-cache", "fp8", "f32")}
 
 
 def parse(arguments=None):
@@ -389,13 +417,20 @@ def parse(arguments=None):
     parser.add_argument("--suite", nargs="+", default=suites, choices=suites)
     parser.add_argument("--peers", nargs="+", default=PEERS[:3], choices=PEERS)
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--check", action="store_true", help="compare outputs and time nothing")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="the CPU only with --check")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seed", type=int, default=0, help="of the tensors and of the order of the rounds")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no further case begins")
     parser.add_argument("--case-seconds", type=float, default=90, help="seconds after which a case counts as hanging")
     parser.add_argument("--resume", action="store_true", help="go on with the record of --out")
     parser.add_argument("--out", required=True, help="the JSON record to write")
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    if parsed.device == "cpu":
+        if not parsed.check or set(parsed.suite) & {"append", "splits", *CHECKS}:
+            parser.error("--device cpu needs --check, and --suite without append, splits, " + ", ".join(CHECKS))
+        parsed.peers = []
+    return parsed
 
 
 def main():
@@ -442,7 +477,8 @@ def main():
             record.write()
             bench.flashcore.plans.clear()
             torch.cuda.empty_cache()
-    record.data["machine"]["state_after"] = state()
+    if arguments.device == "cuda":
+        record.data["machine"]["state_after"] = state()
     record.write()
     for entry in record.data["summary"]:
         parts = []
