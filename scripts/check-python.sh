@@ -5,7 +5,7 @@
 #
 # Without `torch`, the tests that need numpy alone: under a minute. With it, torch and transformers are installed too and
 # all tests run. FLASHCORE_PYTHON names the interpreter (python3). FLASHCORE_SITE=1 runs all tests with what the
-# interpreter has already installed, without a network.
+# interpreter has already installed, without a network; FLASHCORE_PACKAGES is a folder with packages that it lacks.
 set -euo pipefail
 
 if [ $# -lt 1 ] || [ ! -f "$1" ]; then
@@ -41,6 +41,7 @@ if [ "${FLASHCORE_SITE:-0}" != 1 ]; then
 fi
 cp -r "$repository/python/tests" "$folder/tests"
 unset PYTHONPATH FLASHCORE_LIBRARY
+export PYTHONPATH="${FLASHCORE_PACKAGES:-}"
 cd "$folder"
 if [ "$with" = torch ]; then
     "$bin/python" -m pytest -q tests

@@ -9,6 +9,7 @@
 # --cpu makes tensors on the CPU that the suites ask for on CUDA: the same references and tolerances judge the CPU backend.
 # SUITES is "fa3 fa2"; PYTHON the interpreter, which needs torch, einops, pytest, and for CUDA triton. The package is the
 # one beside this script with target/release/libflashcore.so, unless FLASHCORE_SITE=1 takes the one that is installed.
+# FLASHCORE_PACKAGES is a folder with packages that the interpreter lacks.
 #
 # Forward only, 16 bits: FlashAttention 3's switches leave backward and FP8 out. For FlashAttention 2 see
 # flash_attn_plugin.py: cases that assert their output and then a gradient count as "forward only", not as passed.
@@ -56,6 +57,7 @@ if [ "${FLASHCORE_SITE:-0}" != 1 ]; then
     export PYTHONPATH="$here:$root/python"
     export FLASHCORE_LIBRARY="${FLASHCORE_LIBRARY:-$root/target/release/libflashcore.so}"
 fi
+export PYTHONPATH="$PYTHONPATH${FLASHCORE_PACKAGES:+:$FLASHCORE_PACKAGES}"
 export FLASH_ATTENTION_DISABLE_BACKWARD=TRUE FLASH_ATTENTION_DISABLE_FP8=TRUE
 status=0
 for suite in ${SUITES:-fa3 fa2}; do
