@@ -37,7 +37,7 @@ const QUERY_STREAM: u64 = 0xf88;
 /// The case with query, key and value of 8 bits and some of their scales, in some cases; types follow from the number of the
 /// kernel, as everything that is compiled in.
 pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64) -> Case {
-    const WIDEST: usize = 128;
+    const WIDEST: usize = 256;
     let mut random = SplitMix64::stream(kernel, QUERY_STREAM);
     let configs = match kernels {
         Kernels::Only(config) if Config::fp8().contains(&config) => vec![config],
@@ -46,7 +46,8 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
         Kernels::All => Config::fp8(),
     };
     let mut problem = case.problem.clone();
-    if matches!(problem.layout, Layout::Strided(_)) || problem.output_shape().is_empty() {
+    let is_strided = matches!(problem.layout, Layout::Strided(_));
+    if is_strided || problem.output_shape().is_empty() || case.kv_cache.is_some() {
         return case;
     }
     let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
@@ -105,19 +106,19 @@ impl Float8Cache {
     }
 }
 
-/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have
-/// no pages with a query of 8 bits.
-pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
+/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged; of a query of 8 bits with wide heads too.
+pub(super) fn sequences() -> Vec<Sequences> {
     let types = [
         (DType::F16, DType::E4m3, None),
         (DType::Bf16, DType::E5m2, None),
         (DType::E4m3, DType::E4m3, Some(DType::Bf16)),
     ];
     let mut all = Vec::new();
-    for (dtype, kv_dtype, out_dtype) in types.into_iter().filter(|(dtype, ..)| !is_gpu || !dtype.is_float8()) {
+    for (dtype, kv_dtype, out_dtype) in types {
         for (queries, keys) in [(1, 500), (20, 420), (70, 390)] {
             for page_size in [None, Some(16), Some(48)] {
-                let mut problem = Problem::new(3, 6, queries, 64, dtype).with_layout(Layout::Bshd);
+                let dim = if dtype.is_float8() && page_size == Some(48) { 192 } else { 64 };
+                let mut problem = Problem::new(3, 6, queries, dim, dtype).with_layout(Layout::Bshd);
                 (problem.key_heads, problem.key_length, problem.kv_dtype) = (2, keys, Some(kv_dtype));
                 (problem.out_dtype, problem.lse) = (out_dtype, true);
                 problem.mask = Mask::Causal(Alignment::BottomRight);
