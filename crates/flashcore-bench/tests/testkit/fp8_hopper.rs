@@ -3,6 +3,7 @@
 
 use flashcore_bench::testkit::resources;
 use flashcore_bench::testkit::simulate::{simulate, simulate_with_sums};
+use flashcore_bench::testkit::suites::{Kernels, Runner, fuzz, fuzz_serving};
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
@@ -176,6 +177,24 @@ fn few_rows() {
         }
         check_seed(name, &problems[0], 7);
     }
+}
+
+/// Random cases, plain and of sequences, of the kernels that problems get; `FP8_CASES` asks for more of each.
+#[test]
+fn random_cases() {
+    let count = std::env::var("FP8_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
+    let mut passed = 0;
+    for (number, config) in (0..).zip(Config::fp8()) {
+        let runner = Runner::Sim(Kernels::Only(config));
+        let seed = 1000 * number;
+        let cases = [fuzz(runner, count, seed), fuzz_serving(runner, count, seed)].concat();
+        for case in cases.into_iter().filter(|case| case.problem.dtype.is_float8()) {
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+            passed += 1;
+        }
+    }
+    assert!(passed >= 5 * count, "{passed}");
 }
 
 /// Where tensor cores keep 13 bits of their sums, as others report of Hopper, P · V that adds up over all keys in one
