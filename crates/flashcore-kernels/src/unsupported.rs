@@ -15,7 +15,7 @@ const MOST_GRID_ROWS: usize = 65_535;
 /// The most CTAs in the first dimension of a grid, and the most tiles that CTAs take in turn.
 const MOST_TILES: usize = i32::MAX as usize;
 /// Rows that pages are a multiple of, for TMA: the fewest of a KV block.
-const PAGE_MULTIPLE: usize = 16;
+pub(crate) const PAGE_MULTIPLE: usize = 16;
 /// The longest sequence: sums of positions, keys and windows then stay within 32 bits.
 pub(crate) const LONGEST: usize = 1 << 29;
 
@@ -164,6 +164,18 @@ fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
 
 /// The reason why TMA cannot copy the pages of a cache: a box lies in one page, at a multiple of its rows.
 fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Option<Reason> {
+    if problem.dtype.is_float8() {
+        let refused = [
+            (
+                !page_size.is_multiple_of(PAGE_MULTIPLE),
+                "pages that are no multiple of 16 rows",
+                "take pages of 16 rows or more, or the CPU",
+            ),
+            (problem.leftpad_k, "leftpad_k with page_table", "begin sequences at their first page, or take the CPU"),
+        ];
+        let refused = refused.into_iter().find(|(is_there, _, _)| *is_there);
+        return refused.map(|(_, what, instead)| Reason::Fp8 { what, instead });
+    }
     if !page_size.is_multiple_of(PAGE_MULTIPLE) {
         return Some(Reason::PageSize { page_size });
     }
@@ -227,7 +239,10 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     }
     let is_packed = config.pack_gqa();
     if is_packed {
+        // Of a query of 8 bits, the hopper kernel has the scale of each row, whatever its head.
+        let has_row_scales = matches!(config, Config::Hopper(_));
         let features = unpackable(config.specialization(problem));
+        let features = features.filter(|feature| !has_row_scales || *feature != Operand::QScale.feature());
         reasons.extend(features.map(|feature| Reason::Packed { feature }));
     }
     // What is wrong already may not even have a shape.
@@ -269,11 +284,11 @@ fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
 fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
     let (kernel, specialization, mut reasons) = (config.family(), config.specialization(problem), Vec::new());
     if specialization.has_fp8_query() {
-        reasons.extend(fp8_query_reasons(problem, hopper, specialization));
+        reasons.extend(fp8_query_reasons(hopper, specialization));
     } else if hopper.one_level {
         reasons.push(Reason::OneLevel { config });
     }
-    let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers());
+    let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers(specialization));
     if registers > limit {
         reasons.push(Reason::Registers { config, registers, limit });
     }
@@ -296,22 +311,11 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
 }
 
 /// Reasons against query, key and value of 8 bits.
-fn fp8_query_reasons(problem: &Problem, hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
-    /// The number that head and value dimensions are a multiple of, a chunk of 16 bytes; and the largest for which output and
-    /// P · V of a block both stay in registers.
-    const DIMS: (usize, usize) = (16, 128);
-    let (multiple, most) = DIMS;
-    let dims = [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)];
-    let dims = dims.into_iter().filter(|(_, dim)| !dim.is_multiple_of(multiple) || *dim > most);
-    let dims = dims.map(|(argument, dim)| Reason::Dim { kernel: "hopper (8 bits)", argument, dim, multiple, most });
+fn fp8_query_reasons(hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
     let refused = [
         (!hopper.tile_n.is_multiple_of(32), "tiles of keys that are no multiple of 32", "take 96 or 128 keys"),
         (hopper.rescale == Rescale::Threshold, "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
-        (hopper.kv_splits() > 1, "-kvgroups and -cluster", "leave them out"),
-        (hopper.chunk_keys > 0, "-chunk", "leave it out"),
-        (hopper.pack_gqa, "-packgqa", "leave it out"),
-        (hopper.dynamic, "-dynamic", "leave it out"),
-        (problem.paged.is_some(), "page_table", "gather the pages, or take the CPU"),
+        (hopper.dynamic, "-dynamic", "its transposers do not hear of tiles from a counter; leave it out"),
         (
             hopper.one_level && specialization.has(Operand::VScale),
             "-1level with v_scale",
@@ -319,7 +323,7 @@ fn fp8_query_reasons(problem: &Problem, hopper: HopperConfig, specialization: Sp
         ),
     ];
     let refused = refused.into_iter().filter(|(is_there, _, _)| *is_there);
-    dims.chain(refused.map(|(_, what, instead)| Reason::Fp8 { what, instead })).collect()
+    refused.map(|(_, what, instead)| Reason::Fp8 { what, instead }).collect()
 }
 
 fn listed(dtypes: &[DType]) -> String {

@@ -132,6 +132,24 @@ fn fp8_query_problems() -> Vec<(&'static str, Problem)> {
                 problem.mask = Mask::Window { left: Some(300), right: Some(7), alignment: Alignment::TopLeft };
             }),
         ),
+        ("d256 e4m3 full", problem(256, |problem| problem.out_dtype = Some(DType::Bf16))),
+        (
+            "d192x208 e4m3 causal scales lse",
+            problem(192, |problem| {
+                (problem.value_dim, problem.out_dtype, problem.lse) = (208, Some(DType::F16), true);
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+                (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+            }),
+        ),
+        (
+            "d128 e4m3 causal gqa scales pages",
+            problem(128, |problem| {
+                (problem.key_heads, problem.out_dtype) = (1, Some(DType::Bf16));
+                (problem.paged, problem.seqused_k) = (Some(PagedKv::new(16, 200, 63)), true);
+                problem.mask = Mask::Causal(Alignment::BottomRight);
+                (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+            }),
+        ),
     ]
 }
 

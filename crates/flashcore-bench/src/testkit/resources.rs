@@ -85,6 +85,9 @@ pub enum Kind {
     /// The same with a causal mask.
     #[serde(rename = "fp8 query causal")]
     Fp8QueryCausal,
+    /// The same with a paged cache and lengths.
+    #[serde(rename = "fp8 query pages")]
+    Fp8QueryPages,
     /// The same with every feature but the bias.
     #[serde(rename = "fp8 query unbiased")]
     Fp8QueryUnbiased,
@@ -104,6 +107,7 @@ impl Kind {
             Self::Fp8Everything => "fp8 everything",
             Self::Fp8Query => "fp8 query",
             Self::Fp8QueryCausal => "fp8 query causal",
+            Self::Fp8QueryPages => "fp8 query pages",
             Self::Fp8QueryUnbiased => "fp8 query unbiased",
         }
     }
@@ -126,6 +130,11 @@ impl Kind {
         match self {
             Self::Fp8Query => fp8(Self::Full.specialization(head_dim)),
             Self::Fp8QueryCausal => fp8(Self::Causal.specialization(head_dim)),
+            Self::Fp8QueryPages => {
+                let causal = Self::Fp8QueryCausal.specialization(head_dim);
+                let paged = causal.with(Operand::SequsedK).with(Operand::PageTable);
+                Specialization { pow2_pages: true, page_box: 16, ..paged }
+            }
             Self::Fp8QueryUnbiased => fp8(Self::Unbiased.specialization(head_dim)),
             Self::Full => f16.with(Operand::Lse),
             Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
@@ -184,20 +193,13 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     for &config in configs {
         let kinds = match config.accuracy() {
             Accuracy::Exact if Config::fp8().contains(&config) => {
-                &[Kind::Fp8Query, Kind::Fp8QueryCausal, Kind::Fp8QueryUnbiased]
+                &[Kind::Fp8Query, Kind::Fp8QueryCausal, Kind::Fp8QueryPages, Kind::Fp8QueryUnbiased]
             }
             Accuracy::Exact => &[Kind::Full, Kind::Causal, Kind::Unbiased, Kind::Everything, Kind::Expressions][..],
             Accuracy::NearF32 | Accuracy::Tf32 => &[Kind::Full, Kind::Unbiased, Kind::Everything],
         };
         for head_dim in Specialization::HEAD_DIMS {
-            for &kind in kinds {
-                let is_fp8 = matches!(kind, Kind::Fp8Query | Kind::Fp8QueryCausal | Kind::Fp8QueryUnbiased);
-                // Wider heads are refused whatever else they have.
-                if is_fp8 && head_dim > 128 {
-                    continue;
-                }
-                kernels.push((config, head_dim, kind));
-            }
+            kernels.extend(kinds.iter().map(|&kind| (config, head_dim, kind)));
         }
     }
     // The others are those of `sm_90`.

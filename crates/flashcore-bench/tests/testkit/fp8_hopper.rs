@@ -3,6 +3,7 @@
 
 use flashcore_bench::testkit::resources;
 use flashcore_bench::testkit::simulate::{simulate, simulate_with_sums};
+use flashcore_bench::testkit::suites::{Kernels, Runner, fuzz, fuzz_serving};
 use flashcore_bench::testkit::verify::verify;
 use flashcore_bench::testkit::{Backend, Case, Numbers, Planted};
 use flashcore_ir::Arch;
@@ -90,6 +91,112 @@ fn packed_sequences() {
     }
 }
 
+/// Heads of more than 128 columns, whose P · V goes by slices of the columns: by three and by four, some of which overlap.
+#[test]
+fn wide_heads() {
+    for (dims, kv_dtype) in [("192", DType::E4m3), ("256", DType::E5m2), ("144", DType::E4m3), ("208", DType::E4m3)] {
+        check(SMALL, &bytes(&format!("1x2/1x33,109x{dims}"), "causal", kv_dtype, "qkv"));
+    }
+    check(SMALL, &bytes("1x2x20,109x64,240", "window:60,20", DType::E4m3, "v"));
+    check(SMALL, &bytes("2x1x40,109x256,64", "full", DType::E4m3, ""));
+    check("hopper-128x96-2stage-overlap-pingpong-persistent", &bytes("1x2/1x70,300x176", "full", DType::E4m3, "qk"));
+    check("hopper-128x64-3stage-overlap-persistent", &bytes("1x1x130,203x256", "causal", DType::E4m3, "qkv"));
+    check("hopper-64x32-2stage-1level", &bytes("1x1x33,109x256", "full", DType::E4m3, "qk"));
+}
+
+/// Seeds give scales of every form, of which those of tokens have units of their own in each block.
+#[test]
+fn wide_heads_with_everything() {
+    let mut everything = bytes("2x4/2x33,109x208,160", "window:60,20", DType::E4m3, "qkv");
+    (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
+    (everything.seqused_k, everything.lse) = (true, true);
+    let mut packed = bytes("3x2/1x40,150x256", "causal", DType::E4m3, "qkv");
+    (packed.total_q, packed.total_k, packed.lse) = (Some(90), Some(300), true);
+    for seed in 0..3 {
+        check_seed(SMALL, &everything, seed);
+        check_seed(SMALL, &packed, seed);
+    }
+}
+
+/// A problem of 8 bits over a paged cache, whose pages lie in any order and whose unused ones hold anything.
+fn paged(shape: &str, mask: &str, page_size: usize, scales: &str) -> Problem {
+    let mut problem = bytes(shape, mask, DType::E4m3, scales);
+    let width = problem.key_length.div_ceil(page_size);
+    problem.paged = Some(PagedKv::new(page_size, problem.batch * width + 3, width + 1));
+    (problem.seqused_k, problem.lse) = (true, true);
+    problem
+}
+
+/// Pages of 16, 48 and 128 rows: TMA boxes of 16 and 32, several pages of a block and several blocks of a page. Seeds give
+/// scales of tokens, which lie in pages too, and of every other form.
+#[test]
+fn pages() {
+    for (page_size, mask) in [(16, "causal"), (48, "full"), (128, "window:70,0")] {
+        for seed in 0..5 {
+            check_seed(SMALL, &paged("3x4/2x33,150x32", mask, page_size, "qkv"), seed);
+        }
+        check(PLAIN, &paged("2x2/1x70,300x64", mask, page_size, "kv"));
+    }
+    check(SMALL, &paged("2x2/1x20,109x256", "causal", 16, "qkv"));
+    check(SMALL, &paged("2x2/1x20,109x128", "full", 16, "qkv"));
+}
+
+/// Rows of unused pages, and of a page past the length of a sequence, may hold anything: NaN too.
+#[test]
+fn pages_that_nobody_attends() {
+    let numbers = Numbers::Planted(Planted::Unattended);
+    let mut packed = paged("3x2/1x40,150x64", "causal", 16, "qkv");
+    (packed.total_q, packed.kv_batch) = (Some(90), Some(4));
+    packed.paged = Some(PagedKv::new(16, 50, 11));
+    for problem in [packed, paged("2x2/1x33,109x192", "window:40,5", 16, "kv")] {
+        for seed in 0..3 {
+            let case = Case { numbers, ..Case::new(problem.clone(), seed, Backend::Sim(config(SMALL))) };
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+        }
+    }
+}
+
+/// Few rows: splits of the keys by warpgroup, by CTA of a cluster and by chunk, and heads that share tiles.
+#[test]
+fn few_rows() {
+    let problems = [
+        bytes("2x4/2x20,260x64", "causal", DType::E4m3, "qkv"),
+        paged("2x4/2x3,260x64", "full", 16, "qkv"),
+        bytes("1x2/1x33,260x192", "window:200,0", DType::E5m2, "qkv"),
+    ];
+    for name in [
+        "hopper-64x32-4stage-2kvgroups",
+        "hopper-64x32-2stage-2cluster",
+        "hopper-64x32-2stage-96chunk",
+        "hopper-64x32-2stage-packgqa",
+        "hopper-64x32-2stage-packgqa-64chunk",
+    ] {
+        for (problem, seed) in problems.iter().zip([1, 2, 3]) {
+            check_seed(name, problem, seed);
+        }
+        check_seed(name, &problems[0], 7);
+    }
+}
+
+/// Random cases, plain and of sequences, of the kernels that problems get; `FP8_CASES` asks for more of each.
+#[test]
+fn random_cases() {
+    let count = std::env::var("FP8_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(4);
+    let mut passed = 0;
+    for (number, config) in (0..).zip(Config::fp8()) {
+        let runner = Runner::Sim(Kernels::Only(config));
+        let seed = 1000 * number;
+        let cases = [fuzz(runner, count, seed), fuzz_serving(runner, count, seed)].concat();
+        for case in cases.into_iter().filter(|case| case.problem.dtype.is_float8()) {
+            let outcome = verify(&case, None);
+            assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
+            passed += 1;
+        }
+    }
+    assert!(passed >= 5 * count, "{passed}");
+}
+
 /// Where tensor cores keep 13 bits of their sums, as others report of Hopper, P · V that adds up over all keys in one
 /// accumulator loses what is small beside it; in two levels it does not.
 #[test]
@@ -125,14 +232,28 @@ fn counters() {
 
 #[test]
 fn the_default_is_a_kernel_of_8_bits() {
-    for dim in [16, 64, 96, 128] {
-        for queries in [100, 5000] {
-            let problem = bytes(&format!("1x8x{queries}x{dim}"), "causal", DType::E4m3, "qkv");
+    for dim in [16, 64, 96, 128, 144, 160, 192, 208, 256] {
+        for (queries, bias) in [(100, false), (5000, false), (5000, true)] {
+            let mut problem = bytes(&format!("1x8x{queries}x{dim}"), "causal", DType::E4m3, "qkv");
+            problem.bias = bias;
             let config = heuristics::select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 });
             assert!(Config::fp8().contains(&config), "{config}");
             LaunchPlan::new(&problem, config, Arch::Sm90a).expect("a plan");
         }
     }
+}
+
+#[test]
+fn few_rows_over_many_keys_are_chunked() {
+    let selected = |shape: &str| {
+        let problem = bytes(shape, "causal", DType::E4m3, "qkv");
+        let config = heuristics::select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 });
+        LaunchPlan::new(&problem, config, Target { arch: Arch::Sm90a, num_sms: 132 }).expect("a plan");
+        config.to_string()
+    };
+    assert_eq!(selected("1x32/8x1,8192x128"), "hopper-64x64-2stage-overlap-packgqa-pdl-512chunk");
+    assert_eq!(selected("2x8x20,4096x256"), "hopper-64x64-2stage-overlap-pdl-512chunk");
+    assert_eq!(selected("1x32/8x1,1024x128"), "hopper-64x64-2stage-overlap-pdl");
 }
 
 #[test]
@@ -145,25 +266,29 @@ fn what_is_refused_says_what_to_do() {
     for (name, what) in [
         ("hopper-128x48-2stage", "multiple of 32"),
         ("hopper-128x96-2stage-threshold", "-threshold"),
-        ("hopper-128x64-4stage-2kvgroups", "-kvgroups"),
-        ("hopper-128x64-4stage-2cluster", "-cluster"),
-        ("hopper-128x64-2stage-packgqa", "-packgqa"),
+        ("hopper-128x64-2stage-persistent-dynamic", "-dynamic"),
         ("hopper-128x64-2stage-1level", "v_scale"),
     ] {
         let reasons = refused(name, &plain);
         assert!(reasons.contains(what), "{name}: {reasons}");
     }
-    let wide = refused(PLAIN, &bytes("1x1x100x256", "full", DType::E4m3, ""));
-    assert!(wide.contains("multiples of 16 up to 128"), "{wide}");
+    let wide = refused(PLAIN, &bytes("1x1x100x264", "full", DType::E4m3, ""));
+    assert!(wide.contains("multiples of 16 up to 256"), "{wide}");
+    let long = refused("hopper-128x128-2stage", &bytes("1x1x100x256", "full", DType::E4m3, ""));
+    assert!(long.contains("registers of a thread"), "{long}");
     let mut paged = bytes("1x1x100x64", "full", DType::E4m3, "");
-    paged.paged = Some(PagedKv::new(16, 7, 7));
-    assert!(refused(PLAIN, &paged).contains("page_table"));
+    paged.paged = Some(PagedKv::new(8, 14, 14));
+    let small = refused(PLAIN, &paged);
+    assert!(small.contains("no multiple of 16 rows: take pages of 16 rows or more"), "{small}");
+    (paged.paged, paged.leftpad_k) = (Some(PagedKv::new(16, 7, 7)), true);
+    let padded = refused(PLAIN, &paged);
+    assert!(padded.contains("leftpad_k with page_table: begin sequences at their first page"), "{padded}");
     let half = Problem::new(1, 1, 100, 64, DType::F16);
     let reasons = LaunchPlan::new(&half, config("hopper-128x96-2stage-1level"), Arch::Sm90a);
     assert!(matches!(&reasons.expect_err("one level is for 8 bits")[..], [Reason::OneLevel { .. }]));
 }
 
-/// The defaults at head dims 64 and 128, full and causal, with all scales.
+/// The defaults from head dim 64 on, full, causal and paged, with all scales.
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that checks less than usual says so")]
 fn ptxas_needs_no_spills() {
@@ -174,12 +299,12 @@ fn ptxas_needs_no_spills() {
         Config::defaults().into_iter().filter(|config| Config::fp8().contains(config)).collect();
     let mut assembled = 0;
     for (config, head_dim, kind) in resources::kernels(&defaults, Arch::Sm90a) {
-        if ![64, 128].contains(&head_dim) || kind == resources::Kind::Fp8QueryUnbiased {
+        if ![64, 128, 192, 256].contains(&head_dim) || kind == resources::Kind::Fp8QueryUnbiased {
             continue;
         }
         let row = resources::row(config, head_dim, kind, Arch::Sm90a).expect("it assembles");
         assert!(row.complaints.is_empty(), "{config} {head_dim} {kind:?}: {:?}", row.complaints);
         assembled += 1;
     }
-    assert!(assembled >= 12, "{assembled}");
+    assert!(assembled >= 40, "{assembled}");
 }

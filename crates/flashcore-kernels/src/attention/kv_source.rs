@@ -114,7 +114,7 @@ impl ScaleSource {
 
 impl PagedRows {
     /// The pages of the tile's sequence.
-    fn load(k: &mut Builder, context: &TileContext, page_stride: Reg<U64>) -> Self {
+    pub(crate) fn load(k: &mut Builder, context: &TileContext, page_stride: Reg<U64>) -> Self {
         let Parameters { page_table, table_stride, page_size, last_page, .. } = context.parameters;
         let row = context.sequence.cache_batch.unwrap_or(context.batch);
         let stride = k.widen(table_stride);

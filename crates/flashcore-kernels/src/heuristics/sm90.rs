@@ -61,8 +61,20 @@ const FP8_TERMS: HopperConfig = HopperConfig { tile_n: 64, warp_scheduler: WarpS
 /// The same for fewer tiles of 64 rows than SMs.
 const FP8_SHORT: HopperConfig = HopperConfig { warpgroups: 1, pdl: true, persistent: false, ..FP8_TERMS };
 
-/// Every config that some problem of 8 bits gets.
-pub(crate) const ALL_FP8: [HopperConfig; 4] = [FP8, FP8_NARROW, FP8_TERMS, FP8_SHORT];
+/// The same for heads wider than 128 columns, whose P · V goes by slices of the columns. The panels of transposed values
+/// leave Q one stage.
+const FP8_WIDE: HopperConfig = HopperConfig { stages: 3, ..FP8_TERMS };
+/// The same where a bias or an expression takes registers.
+const FP8_WIDE_TERMS: HopperConfig = HopperConfig { tile_n: 32, ..FP8_TERMS };
+
+/// The same for few rows over many keys: CTAs have a chunk of the keys each.
+const FP8_CHUNKED: HopperConfig = HopperConfig { chunk_keys: FP8_SHORT.tile_n, ..FP8_SHORT };
+/// The same where query heads share tiles.
+const FP8_CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..FP8_CHUNKED };
+
+/// Every config that some problem of 8 bits gets; with chunks of any length.
+pub(crate) const ALL_FP8: [HopperConfig; 8] =
+    [FP8, FP8_NARROW, FP8_TERMS, FP8_SHORT, FP8_WIDE, FP8_WIDE_TERMS, FP8_CHUNKED, FP8_CHUNKED_GQA];
 
 /// Every config that some problem gets; with chunks of any length.
 pub(crate) const ALL: [HopperConfig; 15] = [
@@ -153,9 +165,30 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
     let choice = match problem.head_dim.max(problem.value_dim) {
         _ if is_short => FP8_SHORT,
         ..=64 => FP8_NARROW,
+        // Of 160 columns, ptxas spills with longer tiles of keys.
+        129..=160 | 193.. => FP8_WIDE,
         _ => FP8,
     };
-    [choice, FP8, FP8_TERMS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+    let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS && problem.mask_mod.is_none();
+    let keys = problem.total_k.map_or(problem.key_length, |total| total / problem.batch.max(1));
+    let chunked = [FP8_CHUNKED_GQA, FP8_CHUNKED]
+        .into_iter()
+        .filter(|config| is_short && is_long && (!config.pack_gqa || problem.query_heads > problem.key_heads))
+        .filter_map(|config| in_chunks(problem, config, keys, num_sms as usize));
+    let choices = [choice, FP8, FP8_TERMS, FP8_WIDE_TERMS];
+    chunked.chain(choices).find(|config| takes(problem, Config::Hopper(*config), arch))
+}
+
+/// The config with as many chunks of keys as give every SM one, if that is more than one chunk.
+fn in_chunks(problem: &Problem, config: HopperConfig, keys: usize, num_sms: usize) -> Option<HopperConfig> {
+    let (rows, heads) = match config.pack_gqa {
+        true => (packed_rows(problem), problem.key_heads),
+        false => (problem.query_length, problem.query_heads),
+    };
+    let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    let splits = (num_sms / tiles.max(1)).min(MAX_SPLITS);
+    let chunk_keys = keys.div_ceil(splits.max(1)).next_multiple_of(config.tile_n as usize);
+    (splits > 1).then_some(HopperConfig { chunk_keys: chunk_keys as u32, ..config })
 }
 
 /// The config for few rows over many keys: as many chunks of keys as give every SM one, if that is more than one chunk.

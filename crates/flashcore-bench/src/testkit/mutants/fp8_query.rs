@@ -1,6 +1,6 @@
 //! Planted bugs in the Hopper kernel of 8-bit floats: transposition of values, order of keys, two levels, and scales.
 
-use flashcore_ir::{Op, Operand, Type};
+use flashcore_ir::{Op, Operand, ShuffleMode, Type};
 
 use super::Group;
 use super::catalogue::{Mutation, is_mul, is_select, mutations};
@@ -25,6 +25,40 @@ pub const FP8_QUERY: &[Mutation] = mutations! { Group::Fp8Query;
             if let Op::WgmmaFp8 { accumulation, c, d, .. } = op {
                 (*accumulation, *c) = (flashcore_ir::Accumulation::Add, d.clone());
             }
+        });
+
+    // Slices of the columns
+    "hopper": "fp8-query-columns-of-the-first-slice", "every slice of the columns is multiplied with those of the first" =>
+        |kernel| change(kernel, Find::every(&["next slice"], is_offset), |op| {
+            if let Op::Add { b, .. } = op { *b = Operand::Constant(0); }
+        });
+    "hopper": "fp8-query-slice-promoted-too-early", "a slice of the columns is added while it is multiplied" =>
+        |kernel| drop(kernel, Find::nth(&["full block", "next slice"], |op| matches!(op, Op::WgmmaWait { .. }), 1));
+    "hopper": "fp8-query-last-slice-not-promoted", "one element of the last slice of the columns is never added" =>
+        |kernel| LAST_SLICE_SUMS.map(|sum| drop(kernel, Find::nth(&["full block", "promote"], is_fma, sum))).iter().sum();
+    "hopper": "fp8-query-slices-added-up", "a slice of the columns is added to the one before" =>
+        |kernel| change(kernel, Find::every(&["next slice"], is_product), |op| {
+            if let Op::WgmmaFp8 { accumulation, c, d, .. } = op {
+                (*accumulation, *c) = (flashcore_ir::Accumulation::Add, d.clone());
+            }
+        });
+
+    // Pages, and keys that CTAs share
+    "hopper": "fp8-query-values-of-the-first-page", "all rows of a block of values are of its first page" =>
+        |kernel| change(kernel, Find::every(&["values", "copy"], is_lane_read), |op| {
+            if let Op::Shuffle { index, .. } = op { *index = Operand::Constant(0); }
+        });
+    "hopper": "fp8-query-scales-of-the-first-page", "scales of tokens are of the first page of the cache" =>
+        |kernel| change(kernel, Find::every(&["scale page"], is_wide_mad), |op| {
+            if let Op::Mad { b, .. } = op { *b = Operand::Constant(0); }
+        });
+    "hopper": "fp8-query-blocks-of-other-ctas-transposed", "every block is transposed, also those of the other CTA of a cluster" =>
+        |kernel| change(kernel, Find::every(&["transposer"], is_step_of_two), |op| {
+            if let Op::Add { b, .. } = op { *b = Operand::Constant(u64::from(u32::MAX)); }
+        });
+    "hopper": "fp8-query-scale-of-the-first-packed-head", "rows of all heads of a tile have the scale of the first" =>
+        |kernel| change(kernel, Find::every(&["scales"], |op| matches!(op, Op::Rem { .. })), |op| {
+            if let Op::Rem { ty, d, .. } = op { *op = Op::Mov { ty: *ty, d: *d, a: Operand::Constant(0) }; }
         });
 
     // Values transposed, and the order of keys
@@ -90,6 +124,24 @@ pub const FP8_QUERY: &[Mutation] = mutations! { Group::Fp8Query;
     "hopper": "fp8-query-unit-of-values-missing", "the product of a block is not multiplied by the unit of its weights" =>
         |kernel| drop(kernel, Find::nth(&["value scales"], is_mul, 1));
 };
+
+/// A sum of the last of four slices of 64 columns, 32 elements of a lane: where tokens have scales, and where they have not.
+const LAST_SLICE_SUMS: [usize; 2] = [3 * 64 + 5, 3 * 64 + 32 + 5];
+
+/// The address of a slice of the columns.
+fn is_offset(op: &Op) -> bool {
+    matches!(op, Op::Add { ty: Type::U32, b: Operand::Constant(_), .. })
+}
+
+/// A register of another lane.
+fn is_lane_read(op: &Op) -> bool {
+    matches!(op, Op::Shuffle { mode: ShuffleMode::Index, .. })
+}
+
+/// From one block of a CTA to the next, in a cluster of two.
+fn is_step_of_two(op: &Op) -> bool {
+    matches!(op, Op::Add { ty: Type::S32, b: Operand::Constant(step), .. } if *step as u32 == (-2i32) as u32)
+}
 
 fn is_warp_sync(op: &Op) -> bool {
     matches!(op, Op::WarpSync {})

@@ -178,10 +178,27 @@ fn sequences() -> Vec<(Problem, Config)> {
     all
 }
 
-/// Query, key and value of 8 bits with scales, whose form follows from the seed; and keys that nobody attends and that hold
-/// anything.
+/// Query, key and value of 8 bits with scales, whose form follows from the seed: keys that nobody attends and that hold
+/// anything, pages, wide heads, and keys that CTAs share.
 fn fp8_query() -> impl Iterator<Item = (u64, Numbers, Problem, Config)> {
-    (0..14u64).map(|seed| {
+    let base = |batch, dim| {
+        let mut problem = Problem::new(batch, 4, 20, dim, DType::E4m3).with_lse(true);
+        (problem.key_heads, problem.key_length, problem.out_dtype) = (2, 109, Some(DType::F16));
+        (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+        problem
+    };
+    let others = (0..5u64).flat_map(move |seed| {
+        let mut paged = base(2, 32);
+        (paged.paged, paged.seqused_k) = (Some(PagedKv::new(16, 20, 8)), true);
+        [
+            (paged.clone(), "hopper-64x32-2stage"),
+            (base(1, 256).with_query_heads(2).with_key_heads(1), "hopper-64x32-2stage"),
+            (base(1, 32), "hopper-64x32-2stage-2cluster"),
+            (paged, "hopper-64x32-2stage-packgqa-64chunk"),
+        ]
+        .map(|(problem, name)| (seed, Numbers::Normal, problem, named(name)))
+    });
+    let lengths = (0..14u64).map(|seed| {
         let (batch, dim) = [(2, 64), (3, 32), (1, 48)][seed as usize % 3];
         let mut problem = Problem::new(batch, 4, 97, dim, DType::E4m3).with_lse(true);
         (problem.key_heads, problem.key_length, problem.out_dtype) = (2, 203, Some(DType::F16));
@@ -189,7 +206,8 @@ fn fp8_query() -> impl Iterator<Item = (u64, Numbers, Problem, Config)> {
         problem.seqused_k = batch == 3;
         let numbers = if batch == 3 { Numbers::Planted(Planted::Unattended) } else { Numbers::Normal };
         (seed, numbers, problem, named("hopper-128x32-2stage-overlap-persistent"))
-    })
+    });
+    lengths.chain(others)
 }
 
 fn named(name: &str) -> Config {

@@ -37,16 +37,19 @@ const QUERY_STREAM: u64 = 0xf88;
 /// The case with query, key and value of 8 bits and some of their scales, in some cases; types follow from the number of the
 /// kernel, as everything that is compiled in.
 pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64) -> Case {
-    const WIDEST: usize = 128;
+    const WIDEST: usize = 256;
     let mut random = SplitMix64::stream(kernel, QUERY_STREAM);
-    let configs = match kernels {
-        Kernels::Only(config) if Config::fp8().contains(&config) => vec![config],
+    let mut configs = Config::fp8();
+    let number_of_configs = configs.len();
+    match kernels {
+        Kernels::Only(config) if configs.contains(&config) => configs.insert(0, config),
         Kernels::Only(_) => return case,
         Kernels::All if random.below(QUERY_CASES) > 0 => return case,
-        Kernels::All => Config::fp8(),
-    };
+        Kernels::All => configs.rotate_left(kernel as usize % number_of_configs),
+    }
     let mut problem = case.problem.clone();
-    if matches!(problem.layout, Layout::Strided(_)) || problem.output_shape().is_empty() {
+    let is_strided = matches!(problem.layout, Layout::Strided(_));
+    if is_strided || problem.output_shape().is_empty() || case.kv_cache.is_some() {
         return case;
     }
     let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
@@ -55,8 +58,18 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
     let output = [DType::F16, DType::Bf16][random.below(2)];
     (problem.dtype, problem.kv_dtype, problem.out_dtype) = (DType::E4m3, Some(key_value), Some(output));
     [problem.q_scale, problem.k_scale, problem.v_scale] = [(); 3].map(|()| random.below(3) > 0);
-    let taking = configs.iter().cycle().skip(kernel as usize % configs.len()).take(configs.len());
-    let Some(config) = taking.copied().find(|config| takes(Backend::Sim(*config), &problem)) else { return case };
+    // Wide heads are rare among all, and have code of their own.
+    if random.below(3) == 0 {
+        let wider = |dim: usize| (2 * dim).min(WIDEST);
+        (problem.head_dim, problem.value_dim) = (wider(problem.head_dim), wider(problem.value_dim));
+    }
+    if let Some(paged) = &mut problem.paged {
+        // Pages as TMA copies them; those of a power of two stay such.
+        let multiple = if paged.page_size.is_power_of_two() { 16 } else { 48 };
+        (paged.page_size, problem.leftpad_k) = (paged.page_size.next_multiple_of(multiple), false);
+    }
+    let mut taking = configs.into_iter().filter(|config| takes(Backend::Sim(*config), &problem));
+    let Some(config) = taking.next() else { return case };
     let backend = match case.backend {
         Backend::Cuda(_) => Backend::Cuda(config),
         _ => Backend::Sim(config),
@@ -105,19 +118,19 @@ impl Float8Cache {
     }
 }
 
-/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have
-/// no pages with a query of 8 bits.
-pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
+/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged; of a query of 8 bits with wide heads too.
+pub(super) fn sequences() -> Vec<Sequences> {
     let types = [
         (DType::F16, DType::E4m3, None),
         (DType::Bf16, DType::E5m2, None),
         (DType::E4m3, DType::E4m3, Some(DType::Bf16)),
     ];
     let mut all = Vec::new();
-    for (dtype, kv_dtype, out_dtype) in types.into_iter().filter(|(dtype, ..)| !is_gpu || !dtype.is_float8()) {
+    for (dtype, kv_dtype, out_dtype) in types {
         for (queries, keys) in [(1, 500), (20, 420), (70, 390)] {
             for page_size in [None, Some(16), Some(48)] {
-                let mut problem = Problem::new(3, 6, queries, 64, dtype).with_layout(Layout::Bshd);
+                let dim = if dtype.is_float8() && page_size == Some(48) { 192 } else { 64 };
+                let mut problem = Problem::new(3, 6, queries, dim, dtype).with_layout(Layout::Bshd);
                 (problem.key_heads, problem.key_length, problem.kv_dtype) = (2, keys, Some(kv_dtype));
                 (problem.out_dtype, problem.lse) = (out_dtype, true);
                 problem.mask = Mask::Causal(Alignment::BottomRight);
@@ -134,4 +147,26 @@ pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit::suites::{Runner, fuzz, fuzz_serving, serving};
+
+    /// Of a kernel of 8 bits, random cases and the suite `serving` have queries of 8 bits over pages and with wide heads.
+    #[test]
+    fn queries_of_8_bits_are_drawn_with_pages_and_wide_heads() {
+        let runner = Runner::Sim(Kernels::Only(Config::fp8()[2]));
+        let count = |cases: &[Case], is_one: fn(&Problem) -> bool| {
+            cases.iter().filter(|case| case.problem.dtype.is_float8() && is_one(&case.problem)).count()
+        };
+        let (plain, sequences, suite) = (fuzz(runner, 160, 0), fuzz_serving(runner, 160, 0), serving(runner));
+        assert!(count(&plain, |problem| problem.value_dim > 128) >= 8);
+        assert!(count(&sequences, |problem| problem.value_dim > 128) >= 8);
+        assert!(count(&sequences, |problem| problem.paged.is_some() && problem.k_scale) >= 8);
+        assert!(count(&suite, |problem| problem.paged.is_some() && problem.value_dim > 128) >= 2);
+        let queries = [plain, sequences].concat().into_iter().filter(|case| case.problem.dtype.is_float8());
+        queries.for_each(|case| assert!(takes(case.backend, &case.problem), "{case}"));
+    }
 }

@@ -7,7 +7,7 @@ use flashcore_problem::{
 
 use super::cpu_features::{random_dim, random_mask};
 use super::features::{EXPRESSIONS, LSE_FORMS, LayoutForm, SOFTCAPS};
-use super::float8::{Float8Cache, give_float8};
+use super::float8::{Float8Cache, give_float8, with_query};
 use super::gpu_features::{self, named};
 use super::kv_cache::{has_append_kernel, random_growing_cache};
 use super::serving::{Sequences, interleaved, work};
@@ -57,10 +57,11 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
                 if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) }
             };
             let has_kernel = |case: &Case| case.kv_cache.as_deref().is_none_or(has_append_kernel);
-            growing(&sequences, kernel, number, backend).filter(has_kernel).unwrap_or_else(|| {
+            let case = growing(&sequences, kernel, number, backend).filter(has_kernel).unwrap_or_else(|| {
                 let backend = backend(&sequences.problem);
                 sequences.case(number, backend)
-            })
+            });
+            with_query(case, kernels, kernel, number)
         }
     };
     Case { command: Some(command), ..case }

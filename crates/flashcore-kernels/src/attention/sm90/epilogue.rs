@@ -121,6 +121,9 @@ pub(super) fn store<T: Element>(
     k.if_else_uniform(
         is_partial,
         |k| {
+            if let Some(scales) = scales {
+                scales.finish(k, softmax, &consumer.output);
+            }
             let first_row = k.add(context.first_row, consumer.row);
             let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
             let lane = (&rows[..], consumer.position.member, LaneColumns::Pairs);

@@ -5,6 +5,10 @@
 //! accumulator of its own, and the output is multiplied by the rescale factor and added to in `f32`:
 //! `O = alpha · O + P · V`. That costs registers and no instruction.
 //!
+//! Output and P · V of heads wider than 128 columns do not both fit the registers. Their P · V is computed by slices of the
+//! columns, one after the other in one accumulator: each slice is promoted before the next begins. The first runs during the
+//! softmax of the next block, as all of P · V does for narrower heads.
+//!
 //! Scales of query and key multiply scores. They are folded into the softmax scale of a row, unless something else is done
 //! to scores first. That of the value multiplies the output in the epilogue. Strides come with each launch, so a kernel
 //! with scales has code for those of each token too, which a warp branches around: keys multiply columns of scores, and
@@ -20,8 +24,11 @@ use super::mainloop::LANE_ROWS;
 use crate::attention::TileContext;
 use crate::config::HopperConfig;
 use crate::parameters::ScaleParameters;
-use crate::primitives::{Accumulator, Fp8PFragment, MMA_N, OnlineSoftmax, RowScale, ScorePositions, WgmmaOperand};
+use crate::primitives::{
+    Accumulator, Fp8PFragment, MMA_N, OnlineSoftmax, PANEL_ROW_BYTES, PagedRows, RowScale, ScorePositions, WgmmaOperand,
+};
 use crate::specialization::Specialization;
+use crate::unsupported::PAGE_MULTIPLE;
 
 /// Binary logarithm of the weight of the row max.
 pub(super) const WEIGHT_EXPONENT: f32 = 8.0;
@@ -43,9 +50,11 @@ pub(super) struct Fp8Weights {
     block: Option<BlockProduct>,
 }
 
-/// P · V of one block of keys, and what it is added with.
+/// P · V of one block of keys, or of a slice of its columns, and what it is added with.
 struct BlockProduct {
     product: Accumulator,
+    /// Columns of the value.
+    value_columns: u32,
     /// The factor of the output, by row.
     factors: Vec<Reg<F32>>,
     /// The unit of the product, by row, where values have scales by token.
@@ -58,8 +67,9 @@ impl Fp8Weights {
         let block = config.has_two_levels(specialization).then(|| {
             let mut ones = || (0..LANE_ROWS).map(|_| k.copy(1.0f32)).collect::<Vec<_>>();
             let (factors, units) = (ones(), specialization.has(Operand::VScale).then(ones));
-            let product = k.section("product", |k| Accumulator::unset(k, specialization.value_dim));
-            BlockProduct { product, factors, units }
+            let columns = config.product_columns(specialization);
+            let product = k.section("product", |k| Accumulator::unset(k, columns));
+            BlockProduct { product, value_columns: specialization.value_dim, factors, units }
         });
         Self { p, kv_type: fp8(specialization.key_value_dtype()), block }
     }
@@ -74,13 +84,30 @@ impl Fp8Weights {
         scores.start_qk_fp8(k, [Fp8::E4m3, self.kv_type], operands, depth);
     }
 
-    /// Starts P · V of a block.
+    /// Starts P · V of a block, or of the first slice of its columns.
     pub(super) fn start_pv(&self, k: &mut Builder, shared: &Shared, stage: Reg<U32>, output: &Accumulator) {
-        let values = shared.transposed_values().k_major(k, stage);
         match &self.block {
-            Some(block) => block.product.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Replace),
-            None => output.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Add),
+            Some(block) => self.start_slice(k, block, &block.slices()[0], shared, stage),
+            None => {
+                let values = shared.transposed_values().k_major(k, stage);
+                output.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Add);
+            }
         }
+    }
+
+    /// Starts P · V of a slice of the columns of a block.
+    fn start_slice(
+        &self,
+        k: &mut Builder,
+        block: &BlockProduct,
+        slice: &ProductSlice,
+        shared: &Shared,
+        stage: Reg<U32>,
+    ) {
+        // A column of V is a row of the transposed tile.
+        let rows = if slice.first_column == 0 { stage } else { k.add(stage, slice.first_column * PANEL_ROW_BYTES) };
+        let values = shared.transposed_values().k_major(k, rows);
+        block.product.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Replace);
     }
 
     /// True if the output is added to when P · V of a block has ended, and is not its accumulator.
@@ -99,11 +126,72 @@ impl Fp8Weights {
         }
     }
 
-    /// Promotes P · V of a block that has ended: `O = factor · O + product`.
-    pub(super) fn promote(&self, k: &mut Builder, scales: &Fp8Scales, output: &Accumulator) {
-        let Some(BlockProduct { product, factors, units }) = &self.block else { return };
+    /// Promotes the slices of P · V of a block but the last, the first of which has ended, and ends the last.
+    pub(super) fn promote_but_last(
+        &self,
+        k: &mut Builder,
+        scales: &Fp8Scales,
+        output: &Accumulator,
+        (shared, stage): (&Shared, Reg<U32>),
+    ) {
+        let Some(block) = &self.block else { return };
+        let slices = block.slices();
+        for (slice, next) in slices.iter().zip(&slices[1..]) {
+            block.promote(k, scales, output, slice);
+            k.section("next slice", |k| {
+                k.wgmma_fence();
+                self.start_slice(k, block, next, shared, stage);
+                k.wgmma_wait(0);
+            });
+        }
+    }
+
+    /// Promotes the last slice of P · V of a block, which has ended.
+    pub(super) fn promote_last(&self, k: &mut Builder, scales: &Fp8Scales, output: &Accumulator) {
+        let Some(block) = &self.block else { return };
+        if let Some(slice) = block.slices().last() {
+            block.promote(k, scales, output, slice);
+        }
+    }
+
+    /// Rounds weights to P, multiplied by the scales of values where each token has its own.
+    pub(super) fn round(&self, k: &mut Builder, scales: &Fp8Scales, weights: &Accumulator, keys: &BlockKeys<'_>) {
+        if let (Some(BlockProduct { units: Some(units), .. }), Some(value)) = (&self.block, scales.value) {
+            k.if_uniform(value.is_per_token, |k| {
+                k.section("value scales", |k| scale_weights(k, value, weights, keys, units));
+            });
+        }
+        self.p.round(k, weights);
+    }
+}
+
+/// A slice of the columns of P · V of a block.
+struct ProductSlice {
+    first_column: u32,
+    /// Columns of it that belong to the slice before.
+    overlap: u32,
+}
+
+impl BlockProduct {
+    /// The slices of the columns, at least one. All have the columns of the accumulator, so the last may overlap the one
+    /// before it.
+    fn slices(&self) -> Vec<ProductSlice> {
+        let columns = self.product.m_tiles[0].len() as u32 * MMA_N;
+        let new_columns = (0..self.value_columns).step_by(columns as usize);
+        let slice = |new_column: u32| {
+            let first_column = new_column.min(self.value_columns.saturating_sub(columns));
+            ProductSlice { first_column, overlap: new_column - first_column }
+        };
+        new_columns.map(slice).collect()
+    }
+
+    /// Promotes a slice that has ended: `O = factor · O + product`.
+    fn promote(&self, k: &mut Builder, scales: &Fp8Scales, output: &Accumulator, slice: &ProductSlice) {
+        let Self { factors, units, .. } = self;
         k.section("promote", |k| {
-            let elements = elements(product);
+            let columns = self.product.m_tiles[0].len() as u32 * MMA_N - slice.overlap;
+            let output = output.columns(slice.first_column + slice.overlap, columns);
+            let elements = elements(&self.product.columns(slice.overlap, columns));
             let add = |k: &mut Builder| {
                 output.each(|row, column, element| {
                     k.scale_add_to(element, factors[row], elements[index(row, column)]);
@@ -121,16 +209,6 @@ impl Fp8Weights {
                 add,
             );
         });
-    }
-
-    /// Rounds weights to P, multiplied by the scales of values where each token has its own.
-    pub(super) fn round(&self, k: &mut Builder, scales: &Fp8Scales, weights: &Accumulator, keys: &BlockKeys<'_>) {
-        if let (Some(BlockProduct { units: Some(units), .. }), Some(value)) = (&self.block, scales.value) {
-            k.if_uniform(value.is_per_token, |k| {
-                k.section("value scales", |k| scale_weights(k, value, weights, keys, units));
-            });
-        }
-        self.p.round(k, weights);
     }
 }
 
@@ -202,26 +280,37 @@ struct TokenScale {
     row_stride: Reg<U64>,
     /// The scale of all tokens; 1 if each has its own.
     of_all: Reg<F32>,
+    /// The pages of the sequence, where it has some.
+    pages: Option<PagedRows>,
 }
 
 impl TokenScale {
     fn new(k: &mut Builder, context: &TileContext, scale: ScaleParameters, nonempty: Reg<Pred>) -> Self {
+        let is_paged = context.specialization.has(Operand::PageTable);
+        let pages = is_paged.then(|| PagedRows::load(k, context, scale.batch_stride));
         let zero = k.copy(0u64);
         let sequence = &context.sequence;
-        let batch = sequence.cache_batch.unwrap_or(zero);
+        // Of pages, each has a place of its own.
+        let batch = sequence.cache_batch.filter(|_| !is_paged).unwrap_or(zero);
         let row = sequence.first_key.map_or(zero, |row| k.widen(row));
         let first =
             k.eval(context.batch.mul_add(scale.sequence_stride, batch.mul_add(scale.batch_stride, scale.first)));
         let first = k.eval(row.mul_add(scale.row_stride, context.kv_head.mul_add(scale.key_head_stride, first)));
-        let is_per_token = k.compare(Compare::Ne, scale.row_stride, 0u64);
+        let is_per_token = match pages {
+            Some(_) => k.eval(scale.row_stride.ne(0) | scale.batch_stride.ne(0)),
+            None => k.compare(Compare::Ne, scale.row_stride, 0u64),
+        };
         let of_all = k.copy(1.0f32);
         // Of a sequence whose keys nobody attends it may be anything, or not there.
-        let is_used = k.eval(scale.row_stride.eq(0) & nonempty);
+        let is_used = match pages {
+            Some(_) => k.eval(scale.row_stride.eq(0) & scale.batch_stride.eq(0) & nonempty),
+            None => k.eval(scale.row_stride.eq(0) & nonempty),
+        };
         k.if_uniform(is_used, |k| {
             let loaded = k.load_one::<F32>(first);
             k.set(of_all, loaded);
         });
-        Self { is_per_token, first, row_stride: scale.row_stride, of_all }
+        Self { is_per_token, first, row_stride: scale.row_stride, of_all, pages }
     }
 
     /// Visits each element with its row and the scale of its column; that of a token that nobody attends may be anything.
@@ -235,15 +324,53 @@ impl TokenScale {
         let key = k.add(keys.first_key, keys.positions.column);
         let by_index = self::elements(elements);
         let columns = elements.m_tiles[0].len() as u32 * 2;
+        let mut page = None;
         for pair in 0..columns {
             let column = pair / 2 * MMA_N + pair % 2;
-            let token = k.eval((key + column as i32).min(keys.positions.last_key).unsigned().widen());
-            let address = k.eval(token.mul_add(self.row_stride, self.first));
+            let address = match self.pages {
+                None => {
+                    let token = k.eval((key + column as i32).min(keys.positions.last_key).unsigned().widen());
+                    k.eval(token.mul_add(self.row_stride, self.first))
+                }
+                Some(pages) => {
+                    if column.is_multiple_of(PAGE_MULTIPLE as u32) {
+                        page = Some(self.page(k, pages, keys, column));
+                    }
+                    let token = k.eval((key + column as i32).min(keys.positions.last_key));
+                    let ScalePage { token: first, address } = page.unwrap_or(ScalePage { token, address: self.first });
+                    let row = k.eval((token - first).unsigned().widen());
+                    k.eval(row.mul_add(self.row_stride, address))
+                }
+            };
             let scale = k.load_one::<F32>(address);
             for row in 0..LANE_ROWS as usize {
                 visit(k, row, by_index[index(row, column)], scale);
             }
         }
+    }
+}
+
+/// The keys of a page from a column of the block on.
+#[derive(Debug, Clone, Copy)]
+struct ScalePage {
+    /// The first of them.
+    token: Reg<S32>,
+    /// The address of its scale.
+    address: Reg<U64>,
+}
+
+impl TokenScale {
+    /// Looks up the page of a column of a block, a multiple of the rows that pages are a multiple of.
+    fn page(self, k: &mut Builder, pages: PagedRows, keys: &BlockKeys<'_>, column: u32) -> ScalePage {
+        k.section("scale page", |k| {
+            let token = k.eval((keys.first_key + column as i32).min(keys.positions.last_key));
+            let index = k.reinterpret::<S32, U32>(token);
+            let (entry, row) = pages.entry(k, index);
+            let page = pages.page(k, entry);
+            let (page, row) = (k.widen(page), k.widen(row));
+            let address = k.eval(row.mul_add(self.row_stride, page.mul_add(pages.page_stride, self.first)));
+            ScalePage { token, address }
+        })
     }
 }
 
@@ -322,7 +449,15 @@ fn query_scales(
     };
     let first = k.eval(context.kv_head.mul_add(scale.key_head_stride, member.mul_add(scale.query_head_stride, first)));
     let rows = positions.rows.iter().map(|row| {
-        let row = context.sequence.first_row.map_or(*row, |first| k.add(*row, first));
+        // Rows of several heads alternate (`pack_gqa`).
+        let (row, first) = match context.packed {
+            Some(group) => {
+                let (member, row) = (k.rem(*row, group), k.div(*row, group));
+                (row, k.eval(member.widen().mul_add(scale.query_head_stride, first)))
+            }
+            None => (*row, first),
+        };
+        let row = context.sequence.first_row.map_or(row, |first| k.add(row, first));
         let address = k.eval(row.widen().mul_add(scale.row_stride, first));
         k.load_one::<F32>(address)
     });

@@ -1,6 +1,6 @@
 //! Mainloop of the Hopper kernel: the KV blocks of a tile, with PV of one block overlapped with the softmax of the next.
 
-use flashcore_ir::types::S32;
+use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::consumer::Weights;
@@ -206,12 +206,12 @@ impl<T: Element> Consumer<T> {
             k.wgmma_fence();
             self.start_qk(k, cta, query);
         });
-        k.section("output", |k| {
+        let stage = k.section("output", |k| {
             if cta.config.overlap_rescale && self.p.two_levels().is_none() {
                 softmax.rescale_output(k, &self.output, row_scale);
             }
             k.wgmma_fence();
-            self.start_pv(k, cta);
+            self.start_pv(k, cta)
         });
         self.warp_scheduler.arrive(k, WarpScheduler::PingPong);
         let first_key = mainloop.range.first_key(k, block);
@@ -233,8 +233,9 @@ impl<T: Element> Consumer<T> {
         self.values.consumer_wait(k);
         self.warp_scheduler.arrive(k, WarpScheduler::ExclusiveExp);
         k.wgmma_wait(0);
+        self.promote_but_last(k, mainloop, stage);
         held.consumer_release(k, self.leader);
-        self.promote(k, mainloop);
+        self.promote_last(k, mainloop);
         self.round(k, mainloop, &self.scores, first_key);
         if !cta.config.overlap_rescale && self.p.two_levels().is_none() {
             softmax.rescale_output(k, &self.output, row_scale);
@@ -254,10 +255,11 @@ impl<T: Element> Consumer<T> {
                 mainloop.softmax.rescale_output(k, &self.output, &mainloop.row_scale);
             }
             k.wgmma_fence();
-            self.start_pv(k, mainloop.cta);
+            let stage = self.start_pv(k, mainloop.cta);
             k.wgmma_wait(0);
+            self.promote_but_last(k, mainloop, stage);
             self.values.consumer_release(k, self.leader);
-            self.promote(k, mainloop);
+            self.promote_last(k, mainloop);
         });
     }
 
@@ -270,10 +272,18 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    /// Adds P · V of a block that has ended to the output, where it has an accumulator of its own.
-    fn promote(&self, k: &mut Builder, mainloop: &Mainloop<'_>) {
+    /// Where P · V of a block has an accumulator of its own: adds its slices to the output, the first of which has ended, and
+    /// ends the last, which is still to be added. V is read no more then.
+    fn promote_but_last(&self, k: &mut Builder, mainloop: &Mainloop<'_>, stage: Reg<U32>) {
         if let (Some(weights), Some(scales)) = (self.p.two_levels(), &mainloop.fp8_scales) {
-            weights.promote(k, scales, &self.output);
+            weights.promote_but_last(k, scales, &self.output, (&mainloop.cta.shared, stage));
+        }
+    }
+
+    /// Adds the last slice of P · V of a block to the output, where it has an accumulator of its own.
+    fn promote_last(&self, k: &mut Builder, mainloop: &Mainloop<'_>) {
+        if let (Some(weights), Some(scales)) = (self.p.two_levels(), &mainloop.fp8_scales) {
+            weights.promote_last(k, scales, &self.output);
         }
     }
 
@@ -287,7 +297,8 @@ impl<T: Element> Consumer<T> {
         }
     }
 
-    fn start_pv(&self, k: &mut Builder, cta: &Cta) {
+    /// Starts PV of a block; returns the address of its V.
+    fn start_pv(&self, k: &mut Builder, cta: &Cta) -> Reg<U32> {
         let stage = self.values.stage_address(k);
         match &self.p {
             Weights::Pairs(p) => {
@@ -296,6 +307,7 @@ impl<T: Element> Consumer<T> {
             }
             Weights::Fp8(weights) => weights.start_pv(k, &cta.shared, stage, &self.output),
         }
+        stage
     }
 }
 

@@ -70,8 +70,16 @@ impl Transposer {
     /// Transposes the V blocks of a tile, from the last to the first.
     fn tile(&self, k: &mut Builder, cta: &Cta, tile: &WorkTile) {
         let range = tile.kv_blocks(k, cta.config);
-        k.if_uniform(range.nonempty, |k| {
-            let block = k.copy(range.last);
+        // Of a cluster, each CTA has every `cluster`-th block down from its own last.
+        let (step, last, nonempty) = if cta.config.cluster > 1 {
+            let rank = k.cluster_rank();
+            let last = k.eval(range.last - rank.signed());
+            (cta.config.cluster as i32, last, k.eval(last.ge(range.first) & range.nonempty))
+        } else {
+            (1, range.last, range.nonempty)
+        };
+        k.if_uniform(nonempty, |k| {
+            let block = k.copy(last);
             k.while_uniform(
                 |k| k.compare(Compare::Ge, block, range.first),
                 |k| {
@@ -82,7 +90,7 @@ impl Transposer {
                     k.section("transpose", |k| self.transpose.run(k, source, target, rows));
                     self.raw.consumer_release(k, self.leader);
                     self.values.producer_commit(k, self.leader);
-                    k.add_to(block, -1i32);
+                    k.add_to(block, -step);
                 },
             );
         });

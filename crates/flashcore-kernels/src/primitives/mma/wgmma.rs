@@ -73,6 +73,13 @@ impl Accumulator {
         self.column_slices(columns).swap_remove(0)
     }
 
+    /// The registers of `columns` columns from `first` on, both multiples of 8.
+    #[must_use]
+    pub fn columns(&self, first: u32, columns: u32) -> Self {
+        let fragments = &self.m_tiles[0][(first / MMA_N) as usize..][..(columns / MMA_N) as usize];
+        Self { m_tiles: vec![fragments.to_vec()] }
+    }
+
     /// Slices of `columns` columns, a multiple of 8; the last may have fewer.
     pub fn column_slices(&self, columns: u32) -> Vec<Self> {
         let fragments = (columns / MMA_N) as usize;
