@@ -19,7 +19,10 @@ pub use search::{search_space, starting_points};
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
     if problem.dtype.is_float8() {
-        return sm90::select_fp8(problem, target).map_or_else(Config::scalar, Config::Hopper);
+        let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
+        let hopper = || sm90::select_fp8(problem, target).map(Config::Hopper);
+        let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
+        return decode().or_else(hopper).or_else(ampere).unwrap_or_else(Config::ampere);
     }
     // 3xTF32 (`sm80::select_f32`) is where a search starts; it becomes the default once it has run on a GPU.
     if problem.dtype == DType::F32 || !Config::ampere().dtypes().contains(&problem.dtype) {

@@ -37,26 +37,31 @@ const QUERY_STREAM: u64 = 0xf88;
 /// The case with query, key and value of 8 bits and some of their scales, in some cases; types follow from the number of the
 /// kernel, as everything that is compiled in.
 pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64) -> Case {
-    const WIDEST: usize = 128;
     let mut random = SplitMix64::stream(kernel, QUERY_STREAM);
     let configs = match kernels {
         Kernels::Only(config) if Config::fp8().contains(&config) => vec![config],
-        Kernels::Only(_) => return case,
-        Kernels::All if random.below(QUERY_CASES) > 0 => return case,
-        Kernels::All => Config::fp8(),
+        Kernels::Only(config) if !has_float8(config) => return case,
+        _ if random.below(QUERY_CASES) > 0 => return case,
+        Kernels::Only(config) => vec![config],
+        Kernels::All => Config::fp8().into_iter().chain(Config::fp8_mma()).collect(),
     };
     let mut problem = case.problem.clone();
     if matches!(problem.layout, Layout::Strided(_)) || problem.output_shape().is_empty() {
         return case;
     }
-    let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
-    (problem.head_dim, problem.value_dim) = (dim(problem.head_dim), dim(problem.value_dim));
     let key_value = if problem.layout == Layout::PackedQkv { DType::E4m3 } else { DType::FLOAT8[random.below(2)] };
     let output = [DType::F16, DType::Bf16][random.below(2)];
     (problem.dtype, problem.kv_dtype, problem.out_dtype) = (DType::E4m3, Some(key_value), Some(output));
     [problem.q_scale, problem.k_scale, problem.v_scale] = [(); 3].map(|()| random.below(3) > 0);
     let taking = configs.iter().cycle().skip(kernel as usize % configs.len()).take(configs.len());
-    let Some(config) = taking.copied().find(|config| takes(Backend::Sim(*config), &problem)) else { return case };
+    let taken = taking.copied().find_map(|config| {
+        let widest = if config.family() == "hopper" { 128 } else { 256 };
+        let dim = |dim: usize| dim.next_multiple_of(16).min(widest);
+        let mut problem = problem.clone();
+        (problem.head_dim, problem.value_dim) = (dim(problem.head_dim), dim(problem.value_dim));
+        takes(Backend::Sim(config), &problem).then_some((problem, config))
+    });
+    let Some((problem, config)) = taken else { return case };
     let backend = match case.backend {
         Backend::Cuda(_) => Backend::Cuda(config),
         _ => Backend::Sim(config),
@@ -70,12 +75,19 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
     Case { problem, backend, command: Some(command), ..case }
 }
 
-/// A cache of 8 bits under a query of 16, as GPU kernels have it.
+/// True if a config takes keys and values of 8 bits under a query of 16 or of 8.
+fn has_float8(config: Config) -> bool {
+    matches!(config, Config::Ampere(_)) && config.accuracy() == Accuracy::Exact
+}
+
+/// A cache of 8 bits, under a query of 16 or of 8.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Float8Cache {
     kv_dtype: DType,
     k_scale: bool,
     v_scale: bool,
+    /// The scale of a query of 8 bits, if the query has those.
+    query: Option<bool>,
 }
 
 impl Float8Cache {
@@ -83,7 +95,7 @@ impl Float8Cache {
     pub(super) fn random(kernels: Kernels, dtype: DType, kernel: u64) -> Option<Self> {
         let is_ampere = match kernels {
             Kernels::All => true,
-            Kernels::Only(config) => matches!(config, Config::Ampere(_)) && config.accuracy() == Accuracy::Exact,
+            Kernels::Only(config) => has_float8(config),
         };
         let mut random = SplitMix64::stream(kernel, STREAM);
         let is_one = is_ampere && matches!(dtype, DType::F16 | DType::Bf16) && random.below(4) == 0;
@@ -91,6 +103,7 @@ impl Float8Cache {
             kv_dtype: DType::FLOAT8[random.below(2)],
             k_scale: random.below(3) > 0,
             v_scale: random.below(3) > 0,
+            query: (random.below(3) == 0).then(|| random.below(3) > 0),
         })
     }
 
@@ -102,19 +115,21 @@ impl Float8Cache {
     /// Gives it to a problem of such dims whose rows do not begin at odd bytes.
     pub(super) fn give(self, problem: &mut Problem) {
         (problem.kv_dtype, problem.k_scale, problem.v_scale) = (Some(self.kv_dtype), self.k_scale, self.v_scale);
+        if let Some(q_scale) = self.query {
+            (problem.dtype, problem.out_dtype, problem.q_scale) = (DType::E4m3, Some(problem.dtype), q_scale);
+        }
     }
 }
 
-/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged. GPU kernels have
-/// no pages with a query of 8 bits.
-pub(super) fn sequences(is_gpu: bool) -> Vec<Sequences> {
+/// Decode, chunks and prefill over caches of 8 bits: packed, contiguous and paged.
+pub(super) fn sequences() -> Vec<Sequences> {
     let types = [
         (DType::F16, DType::E4m3, None),
         (DType::Bf16, DType::E5m2, None),
         (DType::E4m3, DType::E4m3, Some(DType::Bf16)),
     ];
     let mut all = Vec::new();
-    for (dtype, kv_dtype, out_dtype) in types.into_iter().filter(|(dtype, ..)| !is_gpu || !dtype.is_float8()) {
+    for (dtype, kv_dtype, out_dtype) in types {
         for (queries, keys) in [(1, 500), (20, 420), (70, 390)] {
             for page_size in [None, Some(16), Some(48)] {
                 let mut problem = Problem::new(3, 6, queries, 64, dtype).with_layout(Layout::Bshd);

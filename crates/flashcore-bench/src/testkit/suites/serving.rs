@@ -48,7 +48,7 @@ impl Sequences {
 
 /// Packed and paged sequences as serving engines pass them, by every kernel that takes them.
 pub fn serving(runner: Runner) -> Vec<Case> {
-    let float8 = float8::sequences(!matches!(runner, Runner::Cpu(_)));
+    let float8 = float8::sequences();
     let groups = [varlen(), paged(), decode(), few_rows(), chunked(), features(), kv_cache(), float8];
     let mut cases = Vec::new();
     for (seed, sequences) in groups.into_iter().flatten().enumerate() {
