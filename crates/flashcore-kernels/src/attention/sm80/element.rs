@@ -54,7 +54,7 @@ pub(crate) trait TensorElement: Sized + 'static {
         keys: TileAddresses,
     );
 
-    /// Turns the scores of a block into weights, and adds their products with the values to the output.
+    /// Makes weights of the scores of a block, and adds their products with the values to the output.
     fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>);
 
     /// The output of all products, with adjacent columns in pairs.
@@ -82,7 +82,7 @@ pub(crate) struct BlockOperands<'a, T: TensorElement> {
 }
 
 impl<T: TensorElement> BlockOperands<'_, T> {
-    /// Turns scores into weights, and rescales the output to the new row max.
+    /// Makes weights of scores, and rescales the output to the new row max.
     fn softmax(&self, k: &mut Builder) {
         k.section("softmax", |k| self.softmax.update(k, self.scores, self.output));
         self.scales.scale_weights(k, self.scores, self.output, self.stage);
