@@ -324,7 +324,7 @@ fn fp8_query_reasons(problem: &Problem, hopper: HopperConfig, specialization: Sp
         (hopper.chunk_keys > 0, "-chunk", "leave it out"),
         (hopper.pack_gqa, "-packgqa", "leave it out"),
         (hopper.dynamic, "-dynamic", "leave it out"),
-        (problem.paged.is_some(), "page_table", "gather the pages, or take the CPU"),
+        (problem.paged.is_some(), "page_table", "take an ampere config"),
         (
             hopper.one_level && specialization.has(Operand::VScale),
             "-1level with v_scale",

@@ -35,7 +35,8 @@ pub struct AmpereConfig {
     pub accumulation: Accumulation,
     /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
     pub tf32: Option<Tf32Products>,
-    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits.
+    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits, or the query is
+    /// too.
     pub fp8: Fp8Widening,
     /// The units that compute exponentials.
     pub exponential: Exponential,

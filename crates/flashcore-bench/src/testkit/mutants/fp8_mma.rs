@@ -47,12 +47,6 @@ pub const FP8_MMA: &[Mutation] = mutations! { Group::Fp8Mma;
         |kernel| change(kernel, Find::every(&["row max"], is_weight_exponent), |op| {
             if let Op::Add { b, .. } = op { *b = Operand::Constant(9f32.to_bits().into()); }
         });
-    "ampere": "fp8-mma-weights-of-16-bits-less", "weights are 1 at the row max, and the small ones are lost" =>
-        |kernel| change(kernel, Find::every(&["row max"], is_weight_exponent), |op| {
-            if let Op::Add { b, .. } = op { *b = Operand::Constant(0); }
-        }) + change(kernel, Find::every(&["output scale"], is_mul), |op| {
-            if let Op::Mul { b: factor @ Operand::Constant(_), .. } = op { *factor = Operand::Constant(1f32.to_bits().into()); }
-        });
     "ampere": "fp8-mma-sum-of-large-weights", "the row sum is not divided by the size of the weights" =>
         |kernel| drop(kernel, Find::nth(&["output scale"], is_mul, 0));
 
