@@ -20,7 +20,7 @@ pub(crate) const PAGE_MULTIPLE: usize = 16;
 pub(crate) const LONGEST: usize = 1 << 29;
 
 /// The features that rows of several heads in one tile (`pack_gqa`) may have: they do not depend on the head.
-const PACKABLE: [&str; 17] = [
+const PACKABLE: [&str; 18] = [
     "append",
     "left",
     "right",
@@ -36,6 +36,7 @@ const PACKABLE: [&str; 17] = [
     "nonpositive_scale",
     "lse",
     "lse_base2",
+    "q_scale",
     "k_scale",
     "v_scale",
 ];
@@ -64,11 +65,17 @@ pub enum Reason {
     )]
     Tf32 { config: Config },
     #[error(
-        "the {kernel} kernel has no {types}: take an ampere config for keys and values of 8 bits under f16 or bf16, and the CPU for other types"
+        "the {kernel} kernel has no {types}: take an ampere config for keys and values of 8 bits under f16 or bf16, or from sm_89 on under e4m3, and the CPU for other types"
     )]
     Float8 { kernel: &'static str, types: DTypes },
     #[error("{config} has no sums in f16 with keys and values of 8 bits: leave -f16sums out")]
     Float8Sums { config: Config },
+    #[error(
+        "{arch} has no tensor cores for 8-bit floats, which begin with sm_89: take a query of f16 or bf16 over the same keys and values, or the CPU"
+    )]
+    Float8Query { arch: Arch },
+    #[error("{config} lets weights grow beyond 2^8, which e4m3 has no room for: leave -threshold out")]
+    Float8Threshold { config: Config },
     #[error("{config} converts 8-bit floats by an instruction that {arch} does not have: leave -cvt out")]
     Float8Convert { config: Config, arch: Arch },
     #[error(
@@ -164,18 +171,6 @@ fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
 
 /// The reason why TMA cannot copy the pages of a cache: a box lies in one page, at a multiple of its rows.
 fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Option<Reason> {
-    if problem.dtype.is_float8() {
-        let refused = [
-            (
-                !page_size.is_multiple_of(PAGE_MULTIPLE),
-                "pages that are no multiple of 16 rows",
-                "take pages of 16 rows or more, or the CPU",
-            ),
-            (problem.leftpad_k, "leftpad_k with page_table", "begin sequences at their first page, or take the CPU"),
-        ];
-        let refused = refused.into_iter().find(|(is_there, _, _)| *is_there);
-        return refused.map(|(_, what, instead)| Reason::Fp8 { what, instead });
-    }
     if !page_size.is_multiple_of(PAGE_MULTIPLE) {
         return Some(Reason::PageSize { page_size });
     }
@@ -189,10 +184,10 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     let types = problem.dtypes();
     if let (Config::Ampere(AmpereConfig { tf32: None, .. }), DType::F32) = (config, types.query) {
         reasons.push(Reason::Tf32 { config });
+    } else if types.key_value.is_float8() && !matches!(config, Config::Hopper(_) if types.query.is_float8()) {
+        reasons.extend(fp8_reasons(problem, config, arch));
     } else if !config.dtypes().contains(&types.query) {
         reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
-    } else if types.key_value != types.query && !types.query.is_float8() {
-        reasons.extend(fp8_reasons(problem, config, arch));
     }
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
         let (multiple, most) = config.dims();
@@ -239,10 +234,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     }
     let is_packed = config.pack_gqa();
     if is_packed {
-        // Of a query of 8 bits, the hopper kernel has the scale of each row, whatever its head.
-        let has_row_scales = matches!(config, Config::Hopper(_));
         let features = unpackable(config.specialization(problem));
-        let features = features.filter(|feature| !has_row_scales || *feature != Operand::QScale.feature());
         reasons.extend(features.map(|feature| Reason::Packed { feature }));
     }
     // What is wrong already may not even have a shape.
@@ -266,15 +258,21 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
     reasons
 }
 
-/// Reasons against keys and values of 8 bits under a query of 16.
+/// Reasons against keys and values of 8 bits in kernels with `mma.sync`.
 fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
+    let types = problem.dtypes();
     let Config::Ampere(ampere @ AmpereConfig { tf32: None, .. }) = config else {
-        return vec![Reason::Float8 { kernel: config.family(), types: problem.dtypes() }];
+        return vec![Reason::Float8 { kernel: config.family(), types }];
     };
-    let width = config.specialization(problem).vec_bytes;
+    let (width, has_fp8_query) = (config.specialization(problem).vec_bytes, types.query.is_float8());
+    let converts = ampere.fp8 == Fp8Widening::Convert && !has_fp8_query;
     let reasons = [
+        (!config.dtypes().contains(&types.query) && ampere.accumulation == Accumulation::F32)
+            .then_some(Reason::Float8 { kernel: config.family(), types }),
         (ampere.accumulation == Accumulation::F16).then_some(Reason::Float8Sums { config }),
-        (ampere.fp8 == Fp8Widening::Convert && arch.compute() < 89).then_some(Reason::Float8Convert { config, arch }),
+        (converts && arch.compute() < 89).then_some(Reason::Float8Convert { config, arch }),
+        (has_fp8_query && arch.compute() < 89).then_some(Reason::Float8Query { arch }),
+        (has_fp8_query && ampere.rescale == Rescale::Threshold).then_some(Reason::Float8Threshold { config }),
         (width < HALF_BYTES).then_some(Reason::Float8Width { width }),
     ];
     reasons.into_iter().flatten().collect()

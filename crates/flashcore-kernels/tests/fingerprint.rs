@@ -153,6 +153,15 @@ fn fp8_query_problems() -> Vec<(&'static str, Problem)> {
     ]
 }
 
+/// The same where only kernels with `mma.sync` take it.
+fn fp8_mma_problems() -> Vec<(&'static str, Problem)> {
+    let mut paged = Problem::new(2, 4, 3, 256, DType::E4m3).with_layout(Layout::Bshd);
+    (paged.key_heads, paged.key_length, paged.out_dtype) = (2, 1000, Some(DType::Bf16));
+    (paged.paged, paged.seqused_k) = (Some(PagedKv::new(16, 200, 63)), true);
+    (paged.mask, paged.q_scale, paged.v_scale) = (Mask::Causal(Alignment::BottomRight), true, true);
+    vec![("d256 e4m3 causal gqa pages", paged)]
+}
+
 const FOR_EVERY_CONFIG: usize = 2;
 
 /// Attention that appends new keys itself.
@@ -236,6 +245,16 @@ fn fingerprint() -> String {
                         sides.insert(line("beside it", &launch.kernel()));
                     }
                 }
+            }
+        }
+    }
+    for (number, config) in Config::fp8_mma().into_iter().enumerate() {
+        let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
+        for (name, problem) in fp8_query_problems().into_iter().chain(fp8_mma_problems()) {
+            let Ok(plan) = LaunchPlan::new(&problem, config, Arch::Sm90) else { continue };
+            for launch in plan.launches.iter().filter(|launch| launch.spec.stage == Stage::Attention) {
+                text.push_str(&line(&format!("ampere fp8 {number}{tile}, {name}"), &launch.kernel()));
+                text.push('\n');
             }
         }
     }

@@ -29,7 +29,7 @@ fn a_problem_that_fits_has_a_plan() {
 
 #[test]
 fn each_thing_a_kernel_lacks_is_a_reason() {
-    let has: &[DType] = &[DType::F16, DType::Bf16];
+    let has: &[DType] = &[DType::F16, DType::Bf16, DType::E4m3];
     check(|problem| problem.dtype = DType::F64, &[Reason::DType { kernel: KERNEL, dtype: DType::F64, has }]);
     check(|problem| problem.dtype = DType::F32, &[Reason::Tf32 { config: Config::ampere() }]);
     let dim = |argument, dim| Reason::Dim { kernel: KERNEL, argument, dim, multiple: 8, most: 256 };

@@ -171,7 +171,7 @@
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
 //! sequences on GPUs, an append inside of the attention kernel only for few new keys (a [`KvCachePlan`] launches two
-//! kernels elsewhere), no FP8 on GPUs, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
+//! kernels elsewhere), no FP8 queries on GPUs below `sm_89`, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!

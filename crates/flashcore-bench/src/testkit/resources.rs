@@ -91,6 +91,9 @@ pub enum Kind {
     /// The same with every feature but the bias.
     #[serde(rename = "fp8 query unbiased")]
     Fp8QueryUnbiased,
+    /// Query, and paged keys and values, of 8 bits with their scales, with lengths and a causal mask.
+    #[serde(rename = "fp8 query pages")]
+    Fp8QueryPages,
 }
 
 impl Kind {
@@ -109,6 +112,7 @@ impl Kind {
             Self::Fp8QueryCausal => "fp8 query causal",
             Self::Fp8QueryPages => "fp8 query pages",
             Self::Fp8QueryUnbiased => "fp8 query unbiased",
+            Self::Fp8QueryPages => "fp8 query pages",
         }
     }
 
@@ -136,6 +140,10 @@ impl Kind {
                 Specialization { pow2_pages: true, page_box: 16, ..paged }
             }
             Self::Fp8QueryUnbiased => fp8(Self::Unbiased.specialization(head_dim)),
+            Self::Fp8QueryPages => {
+                let pages = Self::Fp8Pages.specialization(head_dim);
+                Specialization { kv_dtype: None, ..fp8(pages) }
+            }
             Self::Full => f16.with(Operand::Lse),
             Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
             Self::Unbiased => {
@@ -224,6 +232,24 @@ fn fp8_kernels(config: Config, arch: Arch) -> Vec<(Config, u32, Kind)> {
             kernels.push((convert, head_dim, Kind::Fp8));
         }
     }
+    kernels
+}
+
+/// The kernels of query, key and value of 8 bits by `mma.sync`, where the architecture has it: those of configs that are a
+/// default of some problem, or all that are listed.
+pub fn fp8_mma_kernels(defaults: bool, arch: Arch) -> Vec<(Config, u32, Kind)> {
+    // `sm_90a` has those of `sm_90`.
+    if arch.compute() < 89 || arch == Arch::Sm90a {
+        return Vec::new();
+    }
+    let mut kernels = Vec::new();
+    for config in if defaults { Config::fp8_mma_defaults() } else { Config::fp8_mma() } {
+        for head_dim in Specialization::HEAD_DIMS {
+            let kinds = [Kind::Fp8Query, Kind::Fp8QueryCausal, Kind::Fp8QueryUnbiased, Kind::Fp8QueryPages];
+            kernels.extend(kinds.map(|kind| (config, head_dim, kind)));
+        }
+    }
+    kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization_for(config, head_dim), arch));
     kernels
 }
 

@@ -343,7 +343,7 @@ fn refusals() {
     let cache = fp8("1x2x33,100x64", TYPES[0], "full");
     assert_eq!(
         reasons(&cache, "scalar"),
-        "the scalar kernel has no f16 kv e4m3: take an ampere config for keys and values of 8 bits under f16 or bf16, and the CPU for other types"
+        "the scalar kernel has no f16 kv e4m3: take an ampere config for keys and values of 8 bits under f16 or bf16, or from sm_89 on under e4m3, and the CPU for other types"
     );
     assert!(reasons(&cache, "ampere-64x64-2stage-swizzled-f16sums").ends_with("leave -f16sums out"));
     assert!(reasons(&cache, "ampere-64x64-2stage-swizzled-cvt").ends_with("sm_80 does not have: leave -cvt out"));

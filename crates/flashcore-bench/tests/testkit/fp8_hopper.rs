@@ -279,10 +279,13 @@ fn what_is_refused_says_what_to_do() {
     let mut paged = bytes("1x1x100x64", "full", DType::E4m3, "");
     paged.paged = Some(PagedKv::new(8, 14, 14));
     let small = refused(PLAIN, &paged);
-    assert!(small.contains("no multiple of 16 rows: take pages of 16 rows or more"), "{small}");
+    assert_eq!(small, "page_size is 8; the hopper kernel takes multiples of 16: take an ampere config");
     (paged.paged, paged.leftpad_k) = (Some(PagedKv::new(16, 7, 7)), true);
     let padded = refused(PLAIN, &paged);
-    assert!(padded.contains("leftpad_k with page_table: begin sequences at their first page"), "{padded}");
+    assert_eq!(
+        padded,
+        "leftpad_k and page_table are both given, which the hopper kernel does not take: take an ampere config"
+    );
     let half = Problem::new(1, 1, 100, 64, DType::F16);
     let reasons = LaunchPlan::new(&half, config("hopper-128x96-2stage-1level"), Arch::Sm90a);
     assert!(matches!(&reasons.expect_err("one level is for 8 bits")[..], [Reason::OneLevel { .. }]));

@@ -7,6 +7,7 @@ mod expressions;
 mod features;
 mod fp8;
 mod fp8_hopper;
+mod fp8_mma;
 mod fused_append;
 mod guard_pages;
 mod hopper_sequences;

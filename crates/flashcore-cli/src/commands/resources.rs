@@ -58,7 +58,9 @@ impl Resources {
         let kernels: Vec<_> = architectures
             .iter()
             .flat_map(|arch| {
-                resources::kernels(&configs, *arch).into_iter().map(|(config, dim, kind)| (config, dim, kind, *arch))
+                let kernels = resources::kernels(&configs, *arch).into_iter();
+                let kernels = kernels.chain(resources::fp8_mma_kernels(self.defaults, *arch));
+                kernels.map(|(config, dim, kind)| (config, dim, kind, *arch))
             })
             .filter(|(_, dim, _, _)| self.head_dims.is_empty() || self.head_dims.contains(dim))
             .collect();

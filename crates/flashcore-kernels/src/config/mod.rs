@@ -149,6 +149,33 @@ impl Config {
         heuristics::sm90::ALL_FP8.into_iter().chain(others).map(Self::Hopper).collect()
     }
 
+    /// The configs that some problem with a query of 8 bits gets by default, where it is multiplied by `mma.sync`. All of them
+    /// take problems of 16 bits too.
+    pub fn fp8_mma_defaults() -> Vec<Self> {
+        heuristics::sm80::ALL_FP8.map(Self::Ampere).to_vec()
+    }
+
+    /// The same with one of each other choice: those that suites go through.
+    pub fn fp8_mma() -> Vec<Self> {
+        let base = AmpereConfig::BASE;
+        let others = [
+            AmpereConfig { rows_per_warp: 32, tile_n: 32, query: QueryPlace::Shared, ..base },
+            AmpereConfig { layout: SharedLayout::Padded, load_bytes: 4, tile_n: 48, ..base },
+            AmpereConfig {
+                layout: SharedLayout::Plain,
+                stages: 1,
+                tile_n: 128,
+                exponential: Exponential::Shared,
+                ..base
+            },
+            AmpereConfig { producers: 1, stages: 3, tile_n: 16, ..base },
+            AmpereConfig { num_splits: 3, pack_gqa: true, tile_n: 32, ..base },
+            AmpereConfig { num_splits: 2, cluster: true, tile_n: 32, ..base },
+            AmpereConfig { persistent: 3, tile_n: 32, load_bytes: 8, ..base },
+        ];
+        Self::fp8_mma_defaults().into_iter().chain(others.map(Self::Ampere)).collect()
+    }
+
     /// The name of the kernel.
     pub const fn family(self) -> &'static str {
         match self {
@@ -210,8 +237,8 @@ impl Config {
             Self::Ampere(AmpereConfig { tf32: Some(_), .. }) => &[DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             Self::Ampere(AmpereConfig { accumulation: Accumulation::F16, .. }) => &[DType::F16],
-            Self::Hopper(_) => &[DType::F16, DType::Bf16, DType::E4m3],
-            Self::Ladder(_) | Self::Ampere(_) => &[DType::F16, DType::Bf16],
+            Self::Ampere(_) | Self::Hopper(_) => &[DType::F16, DType::Bf16, DType::E4m3],
+            Self::Ladder(_) => &[DType::F16, DType::Bf16],
         }
     }
 

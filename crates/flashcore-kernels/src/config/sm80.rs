@@ -35,7 +35,8 @@ pub struct AmpereConfig {
     pub accumulation: Accumulation,
     /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
     pub tf32: Option<Tf32Products>,
-    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits.
+    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits, or the query is
+    /// too.
     pub fp8: Fp8Widening,
     /// The units that compute exponentials.
     pub exponential: Exponential,
@@ -143,7 +144,7 @@ impl AmpereConfig {
     pub(crate) const fn exchange_bytes(self, specialization: Specialization) -> u32 {
         let rows = self.tile_m() * (self.kv_split_warps - 1);
         // The output, and a maximum and a sum for each of four lanes.
-        let columns = ElementLayout::of(specialization.dtype).padded_columns(specialization.value_dim);
+        let columns = ElementLayout::of(specialization.output_dtype()).padded_columns(specialization.value_dim);
         rows * (columns + 8) * 4
     }
 
@@ -164,6 +165,9 @@ impl AmpereConfig {
     /// added to scores, and what warps that share keys send each other. `f32` has the sums of chains beside them, and P
     /// twice.
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
+        if specialization.has_fp8_query() {
+            return self.fp8_operand_registers(specialization);
+        }
         let [head_dim, value_dim] = [specialization.head_dim, specialization.value_dim];
         let query = match (self.query, self.tf32) {
             (QueryPlace::Registers, None) => head_dim.next_multiple_of(16) / 4,
@@ -199,6 +203,22 @@ impl AmpereConfig {
         self.rows_per_warp / 16 * tiles + chains + exchange + widened
     }
 
+    /// The same for query, key and value of 8 bits: products of a block are there beside the output, as many as it has columns
+    /// where nothing keeps ptxas from computing them ahead.
+    fn fp8_operand_registers(self, specialization: Specialization) -> u32 {
+        let query = match self.query {
+            QueryPlace::Registers => specialization.head_dim.next_multiple_of(32) / 8,
+            QueryPlace::Shared => 0,
+        };
+        let (output, scores) = (specialization.value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
+        let products = if self.rescale == Rescale::Always { output } else { 20 };
+        let bias = if specialization.has(Operand::Bias) { (scores + scores / 4).saturating_sub(4) } else { 0 };
+        let exchange = if self.kv_split_warps > 1 { 7 } else { 0 };
+        // What a CTA keeps from one chunk to the next.
+        let chunks = if self.chunk_keys > 0 { 16 } else { 0 };
+        self.rows_per_warp / 16 * (query + output + scores + products + bias) + exchange + chunks
+    }
+
     /// True if operands and results stay in registers.
     pub(crate) fn fits_registers(self, specialization: Specialization, arch: Arch) -> bool {
         self.operand_registers(specialization) <= most_operand_registers(arch, specialization)
@@ -218,6 +238,8 @@ impl AmpereConfig {
 /// The one for `sm_90` needs the fewest registers beyond the tile's own, unless codes of 8 bits are widened.
 pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specialization) -> u32 {
     match arch {
+        // `mma.sync` multiplies 8-bit floats as 16-bit ones there, which takes registers.
+        Arch::Sm90 | Arch::Sm90a if specialization.has_fp8_query() => 163,
         Arch::Sm90 | Arch::Sm90a if !specialization.key_value_dtype().is_float8() => 192,
         _ => 176,
     }

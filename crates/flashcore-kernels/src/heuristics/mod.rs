@@ -19,7 +19,13 @@ pub use search::{search_space, starting_points};
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
     if problem.dtype.is_float8() {
-        return sm90::select_fp8(problem, target).map_or_else(Config::scalar, Config::Hopper);
+        let hopper = sm90::select_fp8(problem, target);
+        // None of these was measured on a GPU. Decode with fewer tiles than SMs is left to `wgmma`, which widens no codes.
+        let chunked = hopper.filter(|config| config.chunk_keys > 0).map(Config::Hopper);
+        let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
+        let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
+        let others = || decode().or(hopper.map(Config::Hopper)).or_else(ampere);
+        return chunked.or_else(others).unwrap_or_else(Config::ampere);
     }
     // 3xTF32 (`sm80::select_f32`) is where a search starts; it becomes the default once it has run on a GPU.
     if problem.dtype == DType::F32 || !Config::ampere().dtypes().contains(&problem.dtype) {

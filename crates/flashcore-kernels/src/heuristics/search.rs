@@ -17,7 +17,9 @@ pub fn starting_points(problem: &Problem, target: Target) -> Vec<Config> {
     let default = select(problem, target);
     let ampere = sm80::ALL.into_iter().filter(|config| config.num_splits == 1).map(Config::Ampere);
     let tf32 = (problem.dtype == DType::F32).then(|| sm80::select_f32(problem, target)).flatten().map(Config::Ampere);
-    let others = ampere.chain(sm90::ALL.map(Config::Hopper)).filter(|config| *config != default).chain(tf32);
+    let fp8 = sm80::ALL_FP8.into_iter().filter(|config| problem.dtype.is_float8() && config.chunk_keys == 0);
+    let others = ampere.chain(fp8.map(Config::Ampere)).chain(sm90::ALL.map(Config::Hopper));
+    let others = others.filter(|config| *config != default).chain(tf32);
     let mut points: Vec<_> = [default].into_iter().chain(others).collect();
     points.retain(|config| LaunchPlan::new(problem, *config, target).is_ok());
     points
@@ -36,6 +38,7 @@ pub fn search_space(config: Config, problem: &Problem, arch: Arch) -> Vec<Config
     };
     if let Config::Ampere(config) = config
         && problem.dtypes().key_value.is_float8()
+        && !problem.dtype.is_float8()
     {
         configs.push(Config::Ampere(AmpereConfig { fp8: config.fp8.other(), ..config }));
     }

@@ -78,6 +78,40 @@ pub(crate) const ALL_F32: [AmpereConfig; 6] = [
     AmpereConfig { persistent: 5, chunk_keys: 64, ..F32_DECODE_SMALL },
 ];
 
+/// Query, key and value of 8 bits, in heads of up to 64 columns. Nothing of these was measured on a GPU: they follow from what
+/// fits. 16 rows a warp read shared memory half as often as it can be read, since a product has twice the depth.
+const FP8: AmpereConfig = BASE;
+/// The same in heads of up to 128 columns.
+const FP8_MIDDLE: AmpereConfig = AmpereConfig { rescale: Rescale::IfChanged, ..BASE };
+/// The same where something takes registers.
+const FP8_MIDDLE_SMALL: AmpereConfig = AmpereConfig { tile_n: 32, ..FP8_MIDDLE };
+/// The same in wider heads.
+const FP8_WIDE: AmpereConfig = AmpereConfig { warps: 8, query: QueryPlace::Shared, ..FP8_MIDDLE_SMALL };
+/// The same where that leaves too few registers.
+const FP8_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 4, tile_n: 16, ..FP8_WIDE };
+/// The same with few rows.
+const FP8_TINY: AmpereConfig = AmpereConfig { kv_split_warps: 2, ..FP8_MIDDLE };
+/// The same with few rows over many keys.
+const FP8_DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, ..FP8_MIDDLE };
+/// The same for up to 64 rows, packed.
+const FP8_DECODE_ROWS: AmpereConfig = AmpereConfig { stages: 4, ..FP8_MIDDLE_SMALL };
+/// The same for wide heads. In the widest, chunks leave too few registers, and there are splits.
+const FP8_DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..FP8_DECODE };
+
+/// Every config that some problem of 8 bits gets; those of few rows with chunks.
+pub(crate) const ALL_FP8: [AmpereConfig; 10] = [
+    FP8,
+    FP8_MIDDLE,
+    FP8_MIDDLE_SMALL,
+    FP8_WIDE,
+    FP8_WIDE_SMALL,
+    FP8_TINY,
+    AmpereConfig { persistent: 5, chunk_keys: 128, pack_gqa: true, ..FP8_DECODE },
+    AmpereConfig { persistent: 5, chunk_keys: 128, pack_gqa: true, ..FP8_DECODE_ROWS },
+    AmpereConfig { persistent: 5, chunk_keys: 128, ..FP8_DECODE_WIDE },
+    AmpereConfig { num_splits: 4, pack_gqa: true, ..FP8_DECODE_WIDE },
+];
+
 /// Every config that some problem gets; those of few rows also packed, and with several parts.
 pub(crate) const ALL: [AmpereConfig; 15] = [
     BASE,
@@ -171,7 +205,11 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     } else {
         (false, problem.query_length, problem.query_heads)
     };
+    let is_fp8 = problem.dtype.is_float8();
     let config = match (problem.head_dim.max(problem.value_dim), has_room(arch)) {
+        (..=128, _) if is_fp8 && rows > FP8_DECODE.tile_m() as usize => FP8_DECODE_ROWS,
+        (..=128, _) if is_fp8 => FP8_DECODE,
+        _ if is_fp8 => FP8_DECODE_WIDE,
         _ if problem.dtype == DType::F32 => first_f32(problem, arch, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?,
         (..=128, true) if rows > DECODE.tile_m() as usize => DECODE_ROWS,
         (..=128, true) => AmpereConfig { stages: 3, ..DECODE },
@@ -186,7 +224,12 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     let longest = if problem.has_device_lengths() { MAX_CHUNK } else { usize::MAX };
     let chunk_keys = problem.key_length.div_ceil(splits).min(longest).next_multiple_of(config.tile_n as usize) as u32;
     let pdl = matches!(arch, Arch::Sm90 | Arch::Sm90a);
-    Some(AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config })
+    let chunked = AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config };
+    if is_fp8 {
+        let split = AmpereConfig { num_splits: splits as u32, pack_gqa, ..config };
+        return first_fp8(problem, arch, &[chunked, split]);
+    }
+    Some(chunked)
 }
 
 /// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
@@ -209,4 +252,24 @@ fn first_f32(problem: &Problem, arch: Arch, candidates: &[AmpereConfig]) -> Opti
     };
     let takes = |config: &AmpereConfig| takes(problem, Config::Ampere(*config), arch);
     candidates.iter().copied().find(|config| fits(config) && takes(config))
+}
+
+/// The config for query, key and value of 8 bits, if the kernel takes them.
+pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) -> Option<AmpereConfig> {
+    let columns = problem.head_dim.max(problem.value_dim);
+    let tiles = problem.query_length.div_ceil(FP8_TINY.tile_m() as usize);
+    // With no more CTAs than SMs, half as many rows for each cost nothing.
+    let is_small = tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch) <= num_sms as usize;
+    let best = match columns {
+        ..=128 if is_small => FP8_TINY,
+        ..=64 => FP8,
+        ..=128 => FP8_MIDDLE,
+        _ => FP8_WIDE,
+    };
+    first_fp8(problem, arch, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
+}
+
+/// The first of some configs that takes a problem of 8 bits.
+fn first_fp8(problem: &Problem, arch: Arch, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
+    candidates.iter().copied().find(|config| takes(problem, Config::Ampere(*config), arch))
 }

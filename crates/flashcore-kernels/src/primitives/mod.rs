@@ -20,9 +20,10 @@ mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{
-    Accumulation, Accumulator, Fp8PFragment, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns,
-    LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaOperand,
-    adjacent_columns, multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
+    Accumulation, Accumulator, E4m3Query, E4m3Weights, Fp8PFragment, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener,
+    Fp8Widening, LaneColumns, LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query,
+    ValueWords, WgmmaOperand, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights, multiply_fp8_keys,
+    multiply_fp8_values, multiply_scores, multiply_values,
 };
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};
@@ -35,7 +36,9 @@ pub use smem::{
     GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedTile, SwizzledTile, TensorRows,
     TileAddresses, TileCopy, TileTranspose, TransposedRows,
 };
-pub use softmax::{Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink};
+pub use softmax::{
+    E4M3_WEIGHT_EXPONENT, Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink,
+};
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row, reduce_row};
 pub(crate) use vector::{VectorBits, VectorType, used_strides, vector_elements};
 

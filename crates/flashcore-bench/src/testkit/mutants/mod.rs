@@ -11,6 +11,7 @@ mod chunks;
 mod dynamic;
 mod edit;
 mod fp8;
+mod fp8_mma;
 mod fp8_query;
 mod fused_append;
 mod hopper;
@@ -38,6 +39,7 @@ pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::CHUNKS;
 pub use dynamic::DYNAMIC;
 pub use fp8::FP8;
+pub use fp8_mma::FP8_MMA;
 pub use fp8_query::FP8_QUERY;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
@@ -84,6 +86,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         TF32,
         FP8,
         FP8_QUERY,
+        FP8_MMA,
     ];
     lists.into_iter().flatten()
 }
@@ -92,7 +95,9 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 const fn arch(config: Config) -> Arch {
     match config {
         Config::Hopper(_) => Arch::Sm90a,
-        Config::Scalar(_) | Config::Ladder(_) | Config::Ampere(_) => Arch::Sm80,
+        // The first with products of 8-bit floats has less shared memory.
+        Config::Ampere(_) => Arch::Sm90,
+        Config::Scalar(_) | Config::Ladder(_) => Arch::Sm80,
     }
 }
 

@@ -44,8 +44,10 @@ pub enum Group {
     Tf32,
     /// Keys and values of 8 bits.
     Fp8,
-    /// Query, key and value of 8 bits.
+    /// Query, key and value of 8 bits on Hopper.
     Fp8Query,
+    /// Query, key and value of 8 bits by `mma.sync`.
+    Fp8Mma,
 }
 
 /// A trial before it is prepared.
@@ -120,6 +122,9 @@ pub(super) fn all() -> Vec<Start> {
     all.push(start(Group::Tf32)((singles, named("ampere-64x32-2stage-swizzled-3xtf32"))));
     for (seed, numbers, problem, config) in fp8_query() {
         all.push(Start { seed, numbers, ..start(Group::Fp8Query)((problem, config)) });
+    }
+    for (seed, numbers, problem, config) in fp8_mma() {
+        all.push(Start { seed, numbers, ..start(Group::Fp8Mma)((problem, config)) });
     }
     for (seed, numbers, problem, config) in fp8() {
         all.push(Start { seed, numbers, ..start(Group::Fp8)((problem, config)) });
@@ -208,6 +213,25 @@ fn fp8_query() -> impl Iterator<Item = (u64, Numbers, Problem, Config)> {
         (seed, numbers, problem, named("hopper-128x32-2stage-overlap-persistent"))
     });
     lengths.chain(others)
+}
+
+/// The same by `mma.sync`: rescaled as products are added and before, with the query in shared memory, and packed and paged
+/// with chunks.
+fn fp8_mma() -> Vec<(u64, Numbers, Problem, Config)> {
+    let mut plain = Problem::new(3, 4, 97, 32, DType::E4m3).with_lse(true);
+    (plain.key_heads, plain.key_length, plain.out_dtype) = (2, 203, Some(DType::F16));
+    (plain.q_scale, plain.k_scale, plain.v_scale) = (true, true, true);
+    let mut paged = plain.clone().with_seqused_k(true);
+    (paged.query_length, paged.paged) = (3, Some(PagedKv::new(16, 50, 13)));
+    let chunks = named("ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3persistent-64chunk");
+    let seeds = (0..8).map(|seed| (seed, Numbers::Normal, plain.clone(), named("ampere-64x32-2stage-swizzled")));
+    let mut all: Vec<_> = seeds.collect();
+    all.extend((0..4).map(|seed| (seed, Numbers::Normal, paged.clone(), chunks)));
+    for (seed, planted) in [(13, Planted::GrowingScales), (13, Planted::FallingScales)] {
+        let config = named("ampere-64x32-2stage-swizzled-qshared-ifchanged");
+        all.push((seed, Numbers::Planted(planted), plain.clone(), config));
+    }
+    all
 }
 
 fn named(name: &str) -> Config {

@@ -40,36 +40,43 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
     const WIDEST: usize = 256;
     let mut random = SplitMix64::stream(kernel, QUERY_STREAM);
     let mut configs = Config::fp8();
-    let number_of_configs = configs.len();
     match kernels {
         Kernels::Only(config) if configs.contains(&config) => configs.insert(0, config),
-        Kernels::Only(_) => return case,
-        Kernels::All if random.below(QUERY_CASES) > 0 => return case,
-        Kernels::All => configs.rotate_left(kernel as usize % number_of_configs),
+        Kernels::Only(config) if !has_float8(config) => return case,
+        _ if random.below(QUERY_CASES) > 0 => return case,
+        Kernels::Only(config) => configs = vec![config],
+        Kernels::All => {
+            configs.extend(Config::fp8_mma());
+            let first = kernel as usize % configs.len();
+            configs.rotate_left(first);
+        }
     }
     let mut problem = case.problem.clone();
     let is_strided = matches!(problem.layout, Layout::Strided(_));
     if is_strided || problem.output_shape().is_empty() || case.kv_cache.is_some() {
         return case;
     }
-    let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
-    (problem.head_dim, problem.value_dim) = (dim(problem.head_dim), dim(problem.value_dim));
     let key_value = if problem.layout == Layout::PackedQkv { DType::E4m3 } else { DType::FLOAT8[random.below(2)] };
     let output = [DType::F16, DType::Bf16][random.below(2)];
     (problem.dtype, problem.kv_dtype, problem.out_dtype) = (DType::E4m3, Some(key_value), Some(output));
     [problem.q_scale, problem.k_scale, problem.v_scale] = [(); 3].map(|()| random.below(3) > 0);
+    let dim = |dim: usize| dim.next_multiple_of(16).min(WIDEST);
+    (problem.head_dim, problem.value_dim) = (dim(problem.head_dim), dim(problem.value_dim));
     // Wide heads are rare among all, and have code of their own.
     if random.below(3) == 0 {
         let wider = |dim: usize| (2 * dim).min(WIDEST);
         (problem.head_dim, problem.value_dim) = (wider(problem.head_dim), wider(problem.value_dim));
     }
-    if let Some(paged) = &mut problem.paged {
-        // Pages as TMA copies them; those of a power of two stay such.
-        let multiple = if paged.page_size.is_power_of_two() { 16 } else { 48 };
-        (paged.page_size, problem.leftpad_k) = (paged.page_size.next_multiple_of(multiple), false);
-    }
-    let mut taking = configs.into_iter().filter(|config| takes(Backend::Sim(*config), &problem));
-    let Some(config) = taking.next() else { return case };
+    let taken = configs.into_iter().find_map(|config| {
+        let mut problem = problem.clone();
+        if let (Config::Hopper(_), Some(paged)) = (config, &mut problem.paged) {
+            // Pages as TMA copies them; those of a power of two stay such.
+            let multiple = if paged.page_size.is_power_of_two() { 16 } else { 48 };
+            (paged.page_size, problem.leftpad_k) = (paged.page_size.next_multiple_of(multiple), false);
+        }
+        takes(Backend::Sim(config), &problem).then_some((problem, config))
+    });
+    let Some((problem, config)) = taken else { return case };
     let backend = match case.backend {
         Backend::Cuda(_) => Backend::Cuda(config),
         _ => Backend::Sim(config),
@@ -83,12 +90,19 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
     Case { problem, backend, command: Some(command), ..case }
 }
 
-/// A cache of 8 bits under a query of 16, as GPU kernels have it.
+/// True if a config takes keys and values of 8 bits under a query of 16 or of 8.
+fn has_float8(config: Config) -> bool {
+    matches!(config, Config::Ampere(_)) && config.accuracy() == Accuracy::Exact
+}
+
+/// A cache of 8 bits, under a query of 16 or of 8.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Float8Cache {
     kv_dtype: DType,
     k_scale: bool,
     v_scale: bool,
+    /// The scale of a query of 8 bits, if the query has those.
+    query: Option<bool>,
 }
 
 impl Float8Cache {
@@ -96,7 +110,7 @@ impl Float8Cache {
     pub(super) fn random(kernels: Kernels, dtype: DType, kernel: u64) -> Option<Self> {
         let is_ampere = match kernels {
             Kernels::All => true,
-            Kernels::Only(config) => matches!(config, Config::Ampere(_)) && config.accuracy() == Accuracy::Exact,
+            Kernels::Only(config) => has_float8(config),
         };
         let mut random = SplitMix64::stream(kernel, STREAM);
         let is_one = is_ampere && matches!(dtype, DType::F16 | DType::Bf16) && random.below(4) == 0;
@@ -104,6 +118,7 @@ impl Float8Cache {
             kv_dtype: DType::FLOAT8[random.below(2)],
             k_scale: random.below(3) > 0,
             v_scale: random.below(3) > 0,
+            query: (random.below(3) == 0).then(|| random.below(3) > 0),
         })
     }
 
@@ -115,6 +130,9 @@ impl Float8Cache {
     /// Gives it to a problem of such dims whose rows do not begin at odd bytes.
     pub(super) fn give(self, problem: &mut Problem) {
         (problem.kv_dtype, problem.k_scale, problem.v_scale) = (Some(self.kv_dtype), self.k_scale, self.v_scale);
+        if let Some(q_scale) = self.query {
+            (problem.dtype, problem.out_dtype, problem.q_scale) = (DType::E4m3, Some(problem.dtype), q_scale);
+        }
     }
 }
 

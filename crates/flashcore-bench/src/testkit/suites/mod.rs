@@ -212,22 +212,30 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
         Runner::Cuda(Kernels::All) => Config::defaults().into_iter().map(Backend::Cuda).collect(),
         Runner::Sim(Kernels::Only(_)) | Runner::Cuda(Kernels::Only(_)) => runner.backends(0),
     };
-    let problem = |dim: usize, number: usize, backend: Backend| {
+    let fp8_mma = match runner {
+        Runner::Sim(Kernels::All) => Config::fp8_mma().into_iter().map(Backend::Sim).collect(),
+        Runner::Cuda(Kernels::All) => Config::fp8_mma().into_iter().map(Backend::Cuda).collect(),
+        _ => Vec::new(),
+    };
+    let problem = |dim: usize, number: usize, backend: Backend, is_fp8: bool| {
         let dtype = DTYPES[number % 2];
         let dtype = backend.config().map_or(dtype, |config| Kernels::Only(config).dtype(dtype));
         let mut problem = Problem::new(1, 4, 97, dim, dtype);
         (problem.key_heads, problem.key_length, problem.lse) = (2, 203, true);
         problem.mask = [Mask::None, Mask::Causal(Alignment::BottomRight)][number / 2 % 2];
-        if backend.config().is_some_and(|config| Config::fp8().contains(&config)) {
+        if is_fp8 {
             (problem.dtype, problem.out_dtype) = (DType::E4m3, Some(dtype));
             (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
         }
         problem
     };
-    let cases = backends.into_iter().enumerate().filter_map(|(number, backend)| {
+    let is_fp8 = |backend: &Backend| backend.config().is_some_and(|config| Config::fp8().contains(&config));
+    let backends = backends.into_iter().map(|backend| (backend, is_fp8(&backend)));
+    let backends = backends.chain(fp8_mma.into_iter().map(|backend| (backend, true)));
+    let cases = backends.enumerate().filter_map(|(number, (backend, is_fp8))| {
         // The widest heads that fit the config.
-        let problem =
-            [128, 64, 192, 256].map(|dim| problem(dim, number, backend)).into_iter().find(|p| takes(backend, p))?;
+        let dims = [128, 64, 192, 256].map(|dim| problem(dim, number, backend, is_fp8));
+        let problem = dims.into_iter().find(|problem| takes(backend, problem))?;
         Some(Case::new(problem, number as u64, backend))
     });
     cases.collect()

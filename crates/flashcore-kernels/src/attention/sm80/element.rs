@@ -1,4 +1,5 @@
-//! Elements of the Ampere kernel: pairs of 16-bit floats, with keys and values of 16 or of 8 bits, and `f32` as `tf32`.
+//! Elements of the Ampere kernel: pairs of 16-bit floats, with keys and values of 16 or of 8 bits, `f32` as `tf32`, and query,
+//! key and value of 8 bits.
 //!
 //! The mainloop and the epilogue are the same for all; here is what is not: fragments, products, and the way of the output
 //! through shared memory.
@@ -8,20 +9,24 @@ use core::marker::PhantomData;
 use flashcore_ir::types::{F32, Tf32, U32};
 use flashcore_ir::{Builder, Fp8, Reg, SharedAddress};
 
+use super::scales::KvScales;
 use super::{Tiles, Warp};
 use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulator, Fp8Query, Fp8Target, LaneColumns, LaneRows, LeftFragments, LeftOperand, MMA_M, MMA_N, ROW_STEP,
-    RightFragments, SharedTile, Tf32Query, TileAddresses, ValueWords, adjacent_columns, multiply_fp8_keys,
-    multiply_fp8_values, multiply_scores, multiply_values,
+    Accumulator, E4m3Query, E4m3Weights, Fp8Query, Fp8Target, LaneColumns, LaneRows, LeftFragments, LeftOperand, MMA_M,
+    MMA_N, OnlineSoftmax, ROW_STEP, Rescale, RightFragments, RowScale, SharedTile, Tf32Query, TileAddresses,
+    ValueWords, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights, multiply_fp8_keys, multiply_fp8_values,
+    multiply_scores, multiply_values,
 };
 use flashcore_problem::DType;
 
 /// An element type of the Ampere kernel.
 pub(crate) trait TensorElement: Sized + 'static {
-    /// The layout of query and output in memory.
+    /// The layout of the output in memory.
     const LAYOUT: ElementLayout;
+    /// The layout of the query in memory.
+    const QUERY_LAYOUT: ElementLayout = Self::LAYOUT;
     /// The columns of a lane in [`output`](Self::output).
     const COLUMNS: LaneColumns = LaneColumns::Pairs;
     /// The query between products.
@@ -49,15 +54,8 @@ pub(crate) trait TensorElement: Sized + 'static {
         keys: TileAddresses,
     );
 
-    /// Adds the products of weights and values to the output.
-    fn multiply_values(
-        k: &mut Builder,
-        config: AmpereConfig,
-        output: &Accumulator,
-        weights: &Accumulator,
-        values: Self::Values,
-        stage: Reg<U32>,
-    );
+    /// Makes weights of the scores of a block, and adds their products with the values to the output.
+    fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>);
 
     /// The output of all products, with adjacent columns in pairs.
     fn output(output: &Accumulator) -> Accumulator {
@@ -69,6 +67,26 @@ pub(crate) trait TensorElement: Sized + 'static {
 
     /// Columns beside each other as they are in memory.
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>>;
+}
+
+/// Operands of P · V of one KV block.
+pub(crate) struct BlockOperands<'a, T: TensorElement> {
+    pub(super) config: AmpereConfig,
+    pub(super) softmax: &'a OnlineSoftmax,
+    pub(super) scales: &'a KvScales,
+    /// Scores, which become weights.
+    pub(super) scores: &'a Accumulator,
+    pub(super) output: &'a Accumulator,
+    pub(super) values: T::Values,
+    pub(super) stage: Reg<U32>,
+}
+
+impl<T: TensorElement> BlockOperands<'_, T> {
+    /// Makes weights of scores, and rescales the output to the new row max.
+    fn softmax(&self, k: &mut Builder) {
+        k.section("softmax", |k| self.softmax.update(k, self.scores, self.output));
+        self.scales.scale_weights(k, self.scores, self.output, self.stage);
+    }
 }
 
 impl<T: Element> TensorElement for T {
@@ -97,21 +115,17 @@ impl<T: Element> TensorElement for T {
         scores.multiply_add(k, query, RightFragments::Transposed(keys), config.accumulation);
     }
 
-    fn multiply_values(
-        k: &mut Builder,
-        config: AmpereConfig,
-        output: &Accumulator,
-        weights: &Accumulator,
-        values: Self::Values,
-        stage: Reg<U32>,
-    ) {
-        let weights = LeftOperand::<T>::Accumulator(weights);
-        let values = RightFragments::Straight(values.in_stage(k, stage));
-        output.multiply_add(k, &weights, values, config.accumulation);
+    fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
+        block.softmax(k);
+        k.section("output", |k| {
+            let weights = LeftOperand::<T>::Accumulator(block.scores);
+            let values = RightFragments::Straight(block.values.in_stage(k, block.stage));
+            block.output.multiply_add(k, &weights, values, block.config.accumulation);
+        });
     }
 
     fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        let tile = tiles.query;
+        let tile = tiles.output;
         let row = k.add(warp.first_row, warp.position.group);
         let within_chunk = k.mul(warp.position.member, 2 * <T as Element>::LAYOUT.bytes);
         // A fragment's columns, in 16-bit pairs, are a chunk.
@@ -174,16 +188,12 @@ impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
         multiply_fp8_keys(k, (Self::FROM, config.fp8), scores, query, keys);
     }
 
-    fn multiply_values(
-        k: &mut Builder,
-        config: AmpereConfig,
-        output: &Accumulator,
-        weights: &Accumulator,
-        values: Self::Values,
-        stage: Reg<U32>,
-    ) {
-        let values = values.in_stage(k, stage);
-        multiply_fp8_values::<T>(k, (Self::FROM, config.fp8), output, weights, values);
+    fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
+        block.softmax(k);
+        k.section("output", |k| {
+            let values = block.values.in_stage(k, block.stage);
+            multiply_fp8_values::<T>(k, (Self::FROM, block.config.fp8), block.output, block.scores, values);
+        });
     }
 
     fn output(output: &Accumulator) -> Accumulator {
@@ -191,26 +201,84 @@ impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
     }
 
     fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        let tile = tiles.query;
-        let row = k.add(warp.first_row, warp.position.group);
-        // A lane's four columns are half a chunk, those of two tiles two chunks.
-        let lane_chunk = k.shr(warp.position.member, 1u32);
-        let half = k.and(warp.position.member, 1u32);
-        for column in (0..columns(output)).step_by(2 * MMA_N as usize) {
-            let panel = column / tile.panel_columns();
-            let chunk = k.add(lane_chunk, column % tile.panel_columns() / tile.element.chunk_elements());
-            let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
-            let address = k.mad(half, 4 * tile.element.bytes, chunk_address);
-            for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
-                let [left, right] = [0, 1].map(|index| fragments[(column / MMA_N) as usize + index]);
-                for upper in [0, 2] {
-                    let pairs = [left, right].map(|pair| k.pair::<T>(pair[upper], pair[upper + 1]));
-                    let rows_below = m_tile as u32 * MMA_M + upper as u32 / 2 * ROW_STEP;
-                    let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
-                    k.store_shared(SharedAddress::from(address).plus(below as i32), &pairs);
-                }
-            }
+        stage_quads::<T>(k, warp, tiles.output, output);
+    }
+
+    fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
+        <T as TensorElement>::words(k, columns)
+    }
+}
+
+/// Query, key and value of 8 bits, and an output of pairs of `T`: key and value are `e5m2` if `IS_E5M2`, else `e4m3`.
+pub(crate) struct Fp8Qkv<T, const IS_E5M2: bool>(PhantomData<T>);
+
+impl<T, const IS_E5M2: bool> Fp8Qkv<T, IS_E5M2> {
+    const KV_TYPE: Fp8 = if IS_E5M2 { Fp8::E5m2 } else { Fp8::E4m3 };
+}
+
+impl<T: Element, const IS_E5M2: bool> TensorElement for Fp8Qkv<T, IS_E5M2> {
+    const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
+    const QUERY_LAYOUT: ElementLayout = ElementLayout::of(DType::E4m3);
+    const COLUMNS: LaneColumns = LaneColumns::Quads;
+    type Query = E4m3Query;
+    type Values = TileAddresses;
+
+    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
+        match config.query {
+            QueryPlace::Registers => E4m3Query::load(k, &m_tiles, columns),
+            QueryPlace::Shared => E4m3Query::Shared(m_tiles, columns),
         }
+    }
+
+    fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
+        tile.addresses(k, base, lane, LaneRows::DownFirst)
+    }
+
+    fn multiply_scores(
+        k: &mut Builder,
+        _: AmpereConfig,
+        scores: &Accumulator,
+        query: &Self::Query,
+        keys: TileAddresses,
+    ) {
+        multiply_e4m3_query(k, Self::KV_TYPE, scores, query, keys);
+    }
+
+    /// In two levels. With [`Rescale::Always`] the output is rescaled as the product of the block is added,
+    /// `O = factor * O + P * V`, which costs no instruction more than adding it. Else there is a branch between softmax and
+    /// products, without which ptxas spills where outputs are wide.
+    fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
+        let BlockOperands { softmax, scales, scores, output, stage, .. } = *block;
+        let row_scale = k.section("softmax", |k| {
+            let row_scale = RowScale::none(k, 2 * output.m_tiles.len() as u32);
+            softmax.update_row_max(k, scores, &row_scale);
+            softmax.exp_and_sum(k, scores, &row_scale);
+            row_scale
+        });
+        scales.scale_e4m3_weights(k, scores, &row_scale, stage);
+        let is_fused = block.config.rescale == Rescale::Always;
+        if !is_fused {
+            softmax.rescale_output(k, output, &row_scale);
+        }
+        k.section("output", |k| {
+            let weights = E4m3Weights::round(k, scores);
+            let values = block.values.in_stage(k, stage);
+            multiply_e4m3_weights(k, Self::KV_TYPE, output, &weights, values, |k, row, element, product| {
+                if is_fused {
+                    k.scale_add_to(element, row_scale.factors()[row], product);
+                } else {
+                    k.add_to(element, product);
+                }
+            });
+        });
+    }
+
+    fn output(output: &Accumulator) -> Accumulator {
+        adjacent_columns(output)
+    }
+
+    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
+        stage_quads::<T>(k, warp, tiles.output, output);
     }
 
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
@@ -245,20 +313,16 @@ impl TensorElement for Tf32 {
         multiply_scores(k, config.tf32_products(), scores, query, keys);
     }
 
-    fn multiply_values(
-        k: &mut Builder,
-        config: AmpereConfig,
-        output: &Accumulator,
-        weights: &Accumulator,
-        values: Self::Values,
-        stage: Reg<U32>,
-    ) {
-        let values = values.in_stage(k, stage);
-        multiply_values(k, config.tf32_products(), output, weights, values);
+    fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
+        block.softmax(k);
+        k.section("output", |k| {
+            let values = block.values.in_stage(k, block.stage);
+            multiply_values(k, block.config.tf32_products(), block.output, block.scores, values);
+        });
     }
 
     fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        let tile = tiles.query;
+        let tile = tiles.output;
         let row = k.add(warp.first_row, warp.position.group);
         // A lane's two columns are half a chunk; a fragment's are two chunks.
         let lane_chunk = k.shr(warp.position.member, 1u32);
@@ -296,6 +360,29 @@ fn stage_columns(
             let rows_below = m_tile as u32 * MMA_M + half as u32 * ROW_STEP;
             let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
             store(k, SharedAddress::from(address).plus(below as i32), pair);
+        }
+    }
+}
+
+/// Stores the lane's four adjacent columns of each 16 ([`LaneColumns::Quads`]) in each of its rows, as pairs of `T`.
+fn stage_quads<T: Element>(k: &mut Builder, warp: &Warp, tile: SharedTile, output: &Accumulator) {
+    let row = k.add(warp.first_row, warp.position.group);
+    // A lane's four columns are half a chunk, those of two tiles two chunks.
+    let lane_chunk = k.shr(warp.position.member, 1u32);
+    let half = k.and(warp.position.member, 1u32);
+    for column in (0..columns(output)).step_by(2 * MMA_N as usize) {
+        let panel = column / tile.panel_columns();
+        let chunk = k.add(lane_chunk, column % tile.panel_columns() / tile.element.chunk_elements());
+        let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
+        let address = k.mad(half, 4 * tile.element.bytes, chunk_address);
+        for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
+            let [left, right] = [0, 1].map(|index| fragments[(column / MMA_N) as usize + index]);
+            for upper in [0, 2] {
+                let pairs = [left, right].map(|pair| k.pair::<T>(pair[upper], pair[upper + 1]));
+                let rows_below = m_tile as u32 * MMA_M + upper as u32 / 2 * ROW_STEP;
+                let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
+                k.store_shared(SharedAddress::from(address).plus(below as i32), &pairs);
+            }
         }
     }
 }

@@ -97,7 +97,7 @@ fn store_output<T: TensorElement>(
 
 /// Copies the warp's rows from shared memory to the output.
 fn copy_output(k: &mut Builder, context: &TileContext, warp: &Warp, tiles: &Tiles) {
-    let tile = tiles.query;
+    let tile = tiles.output;
     let rows = context.output(k);
     let chunks = tile.panel_chunks();
     let rows_per_step = LANES / chunks;

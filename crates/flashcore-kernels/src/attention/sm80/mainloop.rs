@@ -1,12 +1,13 @@
 //! Mainloop of the Ampere kernel: the KV blocks of a tile, by the warps that multiply.
 
-use flashcore_ir::types::{S32, U32};
+use flashcore_ir::types::{F32, S32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
 
 use super::append::FusedRows;
-use super::element::TensorElement;
+use super::element::{BlockOperands, TensorElement};
 use super::kv_pipeline::{KvPipeline, KvTiles};
 use super::scales::KvScales;
+use super::scales_fp8::RowScales;
 use super::{Split, Tiles, Warp, epilogue};
 use crate::attention::TileContext;
 use crate::attention::kv_range::KvRange;
@@ -16,7 +17,8 @@ use crate::attention::split_kv::merge::SplitExchange;
 use crate::config::AmpereConfig;
 use crate::element::ElementLayout;
 use crate::primitives::{
-    Accumulator, GlobalRows, KeyMask, LANES, LaneRows, OnlineSoftmax, ScorePositions, TileAddresses, TileCopy,
+    Accumulator, E4M3_WEIGHT_EXPONENT, GlobalRows, KeyMask, LANES, LaneRows, OnlineSoftmax, ScorePositions,
+    TileAddresses, TileCopy,
 };
 
 /// Computes a tile of query rows over a KV range, and stores it.
@@ -76,7 +78,15 @@ pub(super) fn run<T: TensorElement>(
     });
 
     let Mainloop { softmax, output, scales, .. } = &mainloop;
-    scales.scale_output(k, output);
+    if context.specialization.has_fp8_query() {
+        scales.finish_e4m3(k, softmax, output);
+        // Rows of the output lie where other warps read rows of the query.
+        if config.kv_split_warps == 1 {
+            k.section("release query", |k| warp.sync_consumers(k));
+        }
+    } else {
+        scales.scale_output(k, output);
+    }
     let store = |k: &mut Builder| {
         k.section("epilogue", |k| epilogue::store::<T>(k, context, warp, tiles, splits, softmax, &T::output(output)));
     };
@@ -106,7 +116,7 @@ fn load_query<T: TensorElement>(
     tiles: &Tiles,
 ) -> T::Query {
     let m_tiles = tiles.query_of_warp::<T>(k, warp);
-    let columns = T::LAYOUT.padded_columns(context.specialization.head_dim);
+    let columns = T::QUERY_LAYOUT.padded_columns(context.specialization.head_dim);
     T::query(k, config, m_tiles, columns)
 }
 
@@ -117,6 +127,8 @@ struct Mainloop<'a, T: TensorElement> {
     warp: &'a Warp,
     operands: Operands<T>,
     scales: KvScales,
+    /// Scales of query rows of 8 bits that are not folded into the softmax scale.
+    row_factors: Option<Vec<Reg<F32>>>,
     scoring: Scoring,
     mask: KeyMask,
     softmax: OnlineSoftmax,
@@ -133,16 +145,22 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
         (operands, scales): (Operands<T>, KvScales),
     ) -> Self {
         let value_columns =
-            ElementLayout::of(context.specialization.dtype).padded_columns(context.specialization.value_dim);
+            ElementLayout::of(context.specialization.output_dtype()).padded_columns(context.specialization.value_dim);
         let output = k.section("output", |k| Accumulator::zero(k, warp.m_tiles, value_columns));
         let positions = k.section("rows", |k| score_positions(k, context, warp));
         let scoring = Scoring::new(k, context, positions);
         let scale = scoring.softmax_scale(context);
         let softmax = k
             .section("softmax", |k| OnlineSoftmax::new(k, 2 * warp.m_tiles, scale, config.rescale, config.exponential));
+        let (softmax, row_factors) = if context.specialization.has_fp8_query() {
+            let scales = k.section("scales", |k| RowScales::new(k, context, &scoring.positions, scale));
+            (softmax.with_weight_exponent(E4M3_WEIGHT_EXPONENT, scales.softmax), scales.of_scores)
+        } else {
+            (softmax, None)
+        };
         let mask = k.section("rows", |k| key_mask(k, context, warp, &scoring.positions));
         let scores = k.section("scores", |k| Accumulator::zero(k, warp.m_tiles, config.keys_per_warp()));
-        Self { config, context, warp, operands, scales, scoring, mask, softmax, scores, output }
+        Self { config, context, warp, operands, scales, row_factors, scoring, mask, softmax, scores, output }
     }
 
     /// One KV block, which begins at `block_key`.
@@ -155,6 +173,9 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
             let keys = self.operands.keys.in_stage(k, read_stage);
             T::multiply_scores(k, *config, scores, query, keys);
         });
+        if let Some(factors) = &self.row_factors {
+            k.section("row scales", |k| scores.scale_rows(k, factors));
+        }
         self.scales.scale_scores(k, scores, read_stage);
         scoring.apply_terms(k, self.context, scores, first_key, (config.tile_m(), keys_per_warp));
         k.section("mask", |k| {
@@ -167,11 +188,16 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
                 self.mask.apply_with(k, scores, first_key, keys_per_warp, mask_mod);
             });
         });
-        k.section("softmax", |k| self.softmax.update(k, scores, output));
-        self.scales.scale_weights(k, scores, output, read_stage);
-        k.section("output", |k| {
-            T::multiply_values(k, *config, output, scores, self.operands.values, read_stage);
-        });
+        let operands = BlockOperands {
+            config: *config,
+            softmax: &self.softmax,
+            scales: &self.scales,
+            scores,
+            output,
+            values: self.operands.values,
+            stage: read_stage,
+        };
+        T::multiply_values(k, &operands);
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod epilogue;
 pub(crate) mod kv_pipeline;
 mod mainloop;
 pub(crate) mod scales;
+mod scales_fp8;
 
 use flashcore_ir::types::{Bf16x2, F16x2, S32, U32};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
@@ -34,18 +35,22 @@ use crate::primitives::OnlineSoftmax;
 use crate::primitives::{FragmentPosition, LANES, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
 use append::NewRowTiles;
-use element::{Fp8Kv, TensorElement};
+use element::{Fp8Kv, Fp8Qkv, TensorElement};
 use flashcore_problem::DType;
 use kv_pipeline::{KvPipeline, KvTiles};
 
-/// Writes the kernel for keys and values of 8 bits.
+/// Writes the kernel for keys and values of 8 bits, under a query of 16 bits or of 8.
 pub(crate) fn fp8_kernel(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
-    let is_bf16 = specialization.dtype == DType::Bf16;
-    let write = match (is_bf16, specialization.key_value_dtype()) {
-        (true, DType::E5m2) => kernel::<Fp8Kv<Bf16x2, true>>,
-        (true, _) => kernel::<Fp8Kv<Bf16x2, false>>,
-        (false, DType::E5m2) => kernel::<Fp8Kv<F16x2, true>>,
-        (false, _) => kernel::<Fp8Kv<F16x2, false>>,
+    let is_bf16 = specialization.output_dtype() == DType::Bf16;
+    let write = match (specialization.has_fp8_query(), is_bf16, specialization.key_value_dtype()) {
+        (false, true, DType::E5m2) => kernel::<Fp8Kv<Bf16x2, true>>,
+        (false, true, _) => kernel::<Fp8Kv<Bf16x2, false>>,
+        (false, false, DType::E5m2) => kernel::<Fp8Kv<F16x2, true>>,
+        (false, false, _) => kernel::<Fp8Kv<F16x2, false>>,
+        (true, true, DType::E5m2) => kernel::<Fp8Qkv<Bf16x2, true>>,
+        (true, true, _) => kernel::<Fp8Qkv<Bf16x2, false>>,
+        (true, false, DType::E5m2) => kernel::<Fp8Qkv<F16x2, true>>,
+        (true, false, _) => kernel::<Fp8Qkv<F16x2, false>>,
     };
     write(name, config, specialization)
 }
@@ -265,9 +270,11 @@ impl Warp {
     }
 }
 
-/// The tiles in shared memory. The output goes out through the tile of the query, which is in registers by then.
+/// The tiles in shared memory. The output goes out through the memory of the query, which nobody reads any more by then.
 pub(crate) struct Tiles {
     query: SharedTile,
+    /// The tile of the query itself, unless elements of the output are wider: then rows lie where those of other warps did.
+    output: SharedTile,
     kv: KvTiles,
     /// New keys and values, where the launch appends them.
     new_rows: Option<NewRowTiles>,
@@ -275,14 +282,36 @@ pub(crate) struct Tiles {
 
 impl Tiles {
     fn reserve(k: &mut Builder, config: AmpereConfig, specialization: Specialization) -> Self {
-        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
-        let element = ElementLayout::of(dtype);
-        let columns = SharedTile::columns_for(head_dim.max(value_dim), element);
-        let query = SharedTile::reserve(k, config.tile_m(), columns, config.layout, element);
+        let (query, output) = Self::reserve_query(k, config, specialization);
         let kv = KvTiles::reserve(k, config.kv_pipeline(), config.layout, specialization);
         k.reserve_shared(config.exchange_bytes(specialization).saturating_sub(config.stages * kv.stage_bytes), 128);
         let new_rows = specialization.append.map(|_| NewRowTiles::reserve(k, specialization));
-        Self { query, kv, new_rows }
+        Self { query, output, kv, new_rows }
+    }
+
+    /// The tiles of query and output, in the same memory.
+    fn reserve_query(
+        k: &mut Builder,
+        config: AmpereConfig,
+        specialization: Specialization,
+    ) -> (SharedTile, SharedTile) {
+        let Specialization { dtype, head_dim, value_dim, .. } = specialization;
+        let [element, output_element] = [dtype, specialization.output_dtype()].map(ElementLayout::of);
+        let mut reserve = |dim, element| {
+            let columns = SharedTile::columns_for(dim, element);
+            SharedTile::reserve(k, config.tile_m(), columns, config.layout, element)
+        };
+        if element == output_element {
+            let query = reserve(head_dim.max(value_dim), element);
+            return (query, query);
+        }
+        // Elements of the output are twice as wide.
+        let output = reserve((head_dim / 2).max(value_dim), output_element);
+        let columns = SharedTile::columns_for(head_dim, element);
+        (
+            SharedTile { columns, element, ..output },
+            SharedTile { columns: SharedTile::columns_for(value_dim, output_element), ..output },
+        )
     }
 
     /// The addresses of the warp's rows of the query, by 16.

@@ -34,8 +34,8 @@ const SCALE_BYTES: u32 = 4;
 const ALIGNMENT: u32 = 128;
 /// Bits of the exponent of an `f32`, and of the exponents of 2^-126 and 2^126.
 const EXPONENT_BITS: u32 = 0x7f80_0000;
-const LEAST_EXPONENT: u32 = 1 << 23;
-const GREATEST_EXPONENT: u32 = 253 << 23;
+pub(super) const LEAST_EXPONENT: u32 = 1 << 23;
+pub(super) const GREATEST_EXPONENT: u32 = 253 << 23;
 /// The largest product over the power of its row: `f16` ends at 2^16.
 const LARGEST_PRODUCT: f32 = 32768.0;
 /// Bits of an exponent of 6: the largest product over a power that has grown is 2^6 or a little more. What is 2^20 times
@@ -149,13 +149,13 @@ impl ScaleCopies {
 /// The scales of a warp's keys and values.
 pub(super) struct KvScales {
     key: Option<LaneScales>,
-    value: Option<ValueScales>,
+    pub(super) value: Option<ValueScales>,
 }
 
 /// Scales of the keys, or values, of a lane's columns.
 #[derive(Clone, Copy)]
-struct LaneScales {
-    per_token: Reg<Pred>,
+pub(super) struct LaneScales {
+    pub(super) per_token: Reg<Pred>,
     /// The address of the scale of the lane's first column, in stage 0.
     address: Reg<U32>,
     /// The one scale of all keys; that of the first where tokens have their own.
@@ -163,10 +163,10 @@ struct LaneScales {
 }
 
 /// Scales of values.
-struct ValueScales {
-    columns: LaneScales,
+pub(super) struct ValueScales {
+    pub(super) columns: LaneScales,
     /// Factors of the output, by row: the one scale of all values, or the power of two that products are divided by.
-    factors: Vec<Reg<F32>>,
+    pub(super) factors: Vec<Reg<F32>>,
 }
 
 impl KvScales {
@@ -286,7 +286,7 @@ fn grow(k: &mut Builder, [power, inverse]: [Reg<F32>; 2], largest: Reg<F32>) -> 
 }
 
 /// One over a power of two from 2^-126 to 2^126.
-fn inverse_of_power(k: &mut Builder, power: Reg<F32>) -> Reg<F32> {
+pub(super) fn inverse_of_power(k: &mut Builder, power: Reg<F32>) -> Reg<F32> {
     let exponent = k.reinterpret::<F32, U32>(power);
     let inverse = k.sub(LEAST_EXPONENT + GREATEST_EXPONENT, exponent);
     k.reinterpret::<U32, F32>(inverse)
@@ -298,7 +298,8 @@ impl LaneScales {
         k.if_uniform(self.per_token, |k| self.multiply(k, matrix, stage));
     }
 
-    fn multiply(self, k: &mut Builder, matrix: &Accumulator, stage: Reg<U32>) {
+    /// Multiplies columns by their scales.
+    pub(super) fn multiply(self, k: &mut Builder, matrix: &Accumulator, stage: Reg<U32>) {
         let address = k.add(self.address, stage);
         let tiles = matrix.m_tiles.first().map_or(0, Vec::len);
         for tile in 0..tiles {

@@ -2,6 +2,7 @@
 
 mod fp8;
 mod fragment;
+mod mma_fp8;
 mod tf32;
 mod wgmma;
 mod wgmma_fp8;
@@ -11,6 +12,7 @@ pub use fp8::{
     multiply_fp8_values,
 };
 pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
+pub use mma_fp8::{E4m3Query, E4m3Weights, multiply_e4m3_query, multiply_e4m3_weights};
 pub use tf32::{Tf32Products, Tf32Query, ValueWords, multiply_scores, multiply_values};
 pub use wgmma::{PFragment, WgmmaOperand};
 pub use wgmma_fp8::Fp8PFragment;

@@ -11,4 +11,4 @@ pub(crate) use finalize::normalize_row;
 pub use finalize::{FinishedRows, RowStats, add_sink};
 pub(crate) use lse::{lse_exact, lse_log2};
 pub(crate) use online::reduce_row;
-pub use online::{OnlineSoftmax, Rescale, RowScale};
+pub use online::{E4M3_WEIGHT_EXPONENT, OnlineSoftmax, Rescale, RowScale};

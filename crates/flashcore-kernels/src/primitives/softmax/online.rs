@@ -18,6 +18,8 @@ use crate::primitives::Accumulator;
 
 /// Binary logarithm of how far weights may exceed 1 under [`Rescale::Threshold`].
 const THRESHOLD: f32 = 8.0;
+/// Binary logarithm of the weight of the row max where weights are rounded to `e4m3`, which has little room below 1.
+pub const E4M3_WEIGHT_EXPONENT: f32 = 8.0;
 /// Chains of dependent operations in which the scores of a row are gone through: a lane has few rows, and would wait for
 /// each result before the next.
 const CHAINS: usize = 2;
