@@ -137,30 +137,33 @@ fn the_default_is_a_kernel_of_8_bits() {
 
 #[test]
 fn what_is_refused_says_what_to_do() {
-    let refused = |name: &str, problem: &Problem| {
-        let reasons = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
-        reasons.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-    };
+    let refused =
+        |name: &str, problem: &Problem| LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
+    let fp8 = |what, instead| Reason::Fp8 { what, instead };
     let plain = bytes("1x1x100x64", "full", DType::E4m3, "v");
-    for (name, what) in [
-        ("hopper-128x48-2stage", "multiple of 32"),
-        ("hopper-128x96-2stage-threshold", "-threshold"),
-        ("hopper-128x64-4stage-2kvgroups", "-kvgroups"),
-        ("hopper-128x64-4stage-2cluster", "-cluster"),
-        ("hopper-128x64-2stage-packgqa", "-packgqa"),
-        ("hopper-128x64-2stage-1level", "v_scale"),
+    for (name, what, instead) in [
+        ("hopper-128x48-2stage", "tiles of keys that are no multiple of 32", "take 96 or 128 keys"),
+        ("hopper-128x96-2stage-threshold", "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
+        ("hopper-128x64-4stage-2kvgroups", "-kvgroups and -cluster", "leave them out"),
+        ("hopper-128x64-4stage-2cluster", "-kvgroups and -cluster", "leave them out"),
+        ("hopper-128x64-2stage-packgqa", "-packgqa", "leave it out"),
+        (
+            "hopper-128x64-2stage-1level",
+            "-1level with v_scale",
+            "scales of tokens have no place there; leave -1level out",
+        ),
     ] {
-        let reasons = refused(name, &plain);
-        assert!(reasons.contains(what), "{name}: {reasons}");
+        assert_eq!(refused(name, &plain), [fp8(what, instead)], "{name}");
     }
+    let dim = |argument| Reason::Dim { kernel: "hopper (8 bits)", argument, dim: 256, multiple: 16, most: 128 };
     let wide = refused(PLAIN, &bytes("1x1x100x256", "full", DType::E4m3, ""));
-    assert!(wide.contains("multiples of 16 up to 128"), "{wide}");
+    assert_eq!(wide[..2], [dim("head_dim"), dim("value_dim")]);
     let mut paged = bytes("1x1x100x64", "full", DType::E4m3, "");
     paged.paged = Some(PagedKv::new(16, 7, 7));
-    assert!(refused(PLAIN, &paged).contains("page_table"));
+    assert_eq!(refused(PLAIN, &paged), [fp8("page_table", "gather the pages, or take the CPU")]);
     let half = Problem::new(1, 1, 100, 64, DType::F16);
-    let reasons = LaunchPlan::new(&half, config("hopper-128x96-2stage-1level"), Arch::Sm90a);
-    assert!(matches!(&reasons.expect_err("one level is for 8 bits")[..], [Reason::OneLevel { .. }]));
+    let one_level = "hopper-128x96-2stage-1level";
+    assert_eq!(refused(one_level, &half), [Reason::OneLevel { config: config(one_level) }]);
 }
 
 /// The defaults at head dims 64 and 128, full and causal, with all scales.
