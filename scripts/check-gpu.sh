@@ -60,6 +60,8 @@ elif [ -z "${FLASHCORE_PROGRAM:-}" ]; then
 fi
 step "conformance, and how tensor cores add" "$flashcore" conformance --record "$folder/conformance.json"
 step "sums of the tensor cores" "$flashcore" conformance --replay "$folder/conformance.json" --sums
+# Table in the log; the record has every sample.
+step "conversions of FP8, products of mma.sync" "$flashcore" microbench --backend cuda --record "$folder/microbench.json"
 step "accuracy of FP8" "$flashcore" accuracy --gate --backend cuda --record "$folder/accuracy.json"
 programs=crates/flashcore-c/examples
 operands() { # every operand, launched from C, against the CPU; 3 means that there is no GPU
@@ -106,6 +108,10 @@ for suite in decode paged; do
 done
 for dtype in bf16 'bf16 kv e4m3'; do
     step "decode, $dtype" "$flashcore" bench --backend cuda --suite decode --dtype "$dtype"
+done
+for form in tensor head token; do
+    step "decode, bf16 kv e4m3, scales per $form" "$flashcore" bench --backend cuda \
+        --shape "8x32/8x1,8192x128+scales=$form" --dtype 'bf16 kv e4m3'
 done
 for kernel in hopper-128x128-2stage-overlap-persistent hopper-128x128-2stage-overlap-persistent-dynamic; do
     step "varlen, $kernel" "$flashcore" bench --backend cuda --suite varlen --dtype bf16 --kernel "$kernel"

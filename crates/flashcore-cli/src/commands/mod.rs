@@ -11,6 +11,7 @@ pub(crate) mod doctor;
 pub(crate) mod experiments;
 pub(crate) mod ladder;
 pub(crate) mod leaderboard;
+pub(crate) mod microbench;
 pub(crate) mod mutants;
 mod origin;
 mod overwriting;
