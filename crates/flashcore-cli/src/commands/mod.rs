@@ -30,7 +30,7 @@ pub(crate) mod verify;
 use flashcore_bench::testkit::memory::{Impossible, require_tensors};
 use flashcore_bench::testkit::{ShapeError, Workload, parse_mask, parse_workload};
 use flashcore_bench::util::nearest::nearest;
-use flashcore_kernels::{Config, UnknownConfig};
+use flashcore_kernels::{Config, UnknownConfig, heuristics};
 use flashcore_problem::{DType, DTypes, Problem};
 
 use crate::Failure;
@@ -107,6 +107,11 @@ fn config(name: &str) -> Result<Config, Failure> {
         let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
         Failure::Usage(format!("{unknown}{meant}"))
     })
+}
+
+/// The GPU kernel that is simulated where none is named: that for 16 bits, or the one that an H200 takes for FP8 queries.
+fn simulated_config(problem: &Problem) -> Config {
+    if problem.dtype.is_float8() { heuristics::select(problem, reference_gpu::TARGET) } else { Config::ampere() }
 }
 
 #[cfg(test)]

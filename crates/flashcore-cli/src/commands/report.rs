@@ -96,7 +96,7 @@ impl ReportCommand {
                     Ok(outputs)
                 }
                 Subject::Cuda(config) => {
-                    let config = config.unwrap_or_else(flashcore_kernels::Config::ampere);
+                    let config = config.unwrap_or_else(|| super::simulated_config(problem));
                     let plan = LaunchPlan::new(problem, config, reference_gpu::ARCH).map_err(NoVerdict::Refused)?;
                     Ok(flashcore_bench::testkit::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
                 }

@@ -15,7 +15,6 @@ use flashcore_bench::testkit::suites::{self, Kernels, Runner};
 use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_bench::testkit::{Backend, Case, Workload};
 use flashcore_cpu::{Level, LevelError};
-use flashcore_kernels::Config;
 use flashcore_problem::{DType, DTypes, Layout, LseBase, Stress};
 use rayon::prelude::*;
 
@@ -473,8 +472,8 @@ impl Verify {
         require_judging(&problem, self.repeats).map_err(super::impossible)?;
         let backend = match self.backend {
             BackendName::Cpu => Backend::Cpu(level),
-            BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),
-            BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
+            BackendName::Sim => Backend::Sim(only.unwrap_or_else(|| super::simulated_config(&problem))),
+            BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(|| super::simulated_config(&problem))),
         };
         Ok(vec![Case {
             numbers: self.stress.map(Stress::from).into(),

@@ -12,7 +12,7 @@ use crate::{Ending, Failure};
 const RUNS: f64 = 2.0;
 
 pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> Result<Ending, Failure> {
-    let config = super::super::config(bench.kernel.as_deref().unwrap_or("ampere"))?;
+    let named = bench.kernel.as_deref().map(super::super::config).transpose()?;
     // One problem says how fast the simulator is; a suite would take minutes.
     let problems = if bench.shape.is_none() { &problems[..2] } else { problems };
     let columns = [
@@ -28,6 +28,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> 
         column("barriers", "barriers").minor(),
     ];
     let pass = measure_each(output, problems, |_, problem| {
+        let config = named.unwrap_or_else(|| super::super::simulated_config(problem));
         let case = Case { scales: problem.scales, ..Case::new(problem.problem.clone(), 0, Backend::Sim(config)) };
         let outcome = verify(&case, None);
         let Some(counters) = outcome.counters.as_ref().filter(|_| outcome.passed()) else {
