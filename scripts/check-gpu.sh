@@ -104,6 +104,9 @@ part_right() {
     fi
     step "conformance, and how tensor cores add" within "$flashcore" conformance --record "$folder/conformance.json"
     step "sums of the tensor cores" within "$flashcore" conformance --replay "$folder/conformance.json" --sums
+    # Table in the log; the record has every sample.
+    step "conversions of FP8, products of mma.sync" within "$flashcore" microbench --backend cuda \
+        --record "$folder/microbench.json"
     step "accuracy of FP8" within "$flashcore" accuracy --gate --backend cuda --record "$folder/accuracy.json"
     step "every operand from C" operands
 }
@@ -122,7 +125,7 @@ operands() { # every operand, launched from C, against the CPU; 3 means that the
 }
 
 part_times() {
-    local fa3=() suite kernel
+    local fa3=() suite kernel form
     [ -n "${FLASHCORE_FA3:-}" ] && fa3=(--fa3 "$FLASHCORE_FA3")
     # With a time of its own: a part that is cut off leaves what it has measured in the record.
     step "serving beside other libraries" within env FLASHCORE_SELF_CHECK=off python3 bench/peers/serving.py \
@@ -132,6 +135,10 @@ part_times() {
         step "bench $suite" within "$flashcore" bench --backend cuda --suite $suite --dtype bf16 --record "$folder/$suite.json"
     done
     step "decode, FP8 cache" within "$flashcore" bench --backend cuda --suite decode --dtype 'bf16 kv e4m3'
+    for form in tensor head token; do
+        step "decode, FP8 cache, scales per $form" within "$flashcore" bench --backend cuda \
+            --shape "8x32/8x1,8192x128+scales=$form" --dtype 'bf16 kv e4m3'
+    done
     for kernel in hopper-128x128-2stage-overlap-persistent hopper-128x128-2stage-overlap-persistent-dynamic; do
         step "varlen, $kernel" within "$flashcore" bench --backend cuda --suite varlen --dtype bf16 --kernel "$kernel"
     done

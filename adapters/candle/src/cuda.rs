@@ -137,10 +137,16 @@ fn attend<T: HostElement + CudaDType + DeviceRepr + ValidAsZeroBits>(
         if let Some((address, _)) = &ranges {
             tensors = tensors.with_aux_i32(*address);
         }
-        // SAFETY: each address is that of candle's memory on this device, from the first element of a tensor with the
-        // shape and the strides that the problem has; output, log-sum-exp and workspace are new. Memory is freed in the
-        // order of the stream, on which the events of the guards come after the launch. The stream is one of the primary
-        // context, which candle takes too. Kernels outlive the plan, in a device that is never closed.
+        // SAFETY:
+        // * Each address is that of candle's memory on this device, from the first element of a tensor with the shape and
+        //   the strides that the problem has; the workspace has the bytes that the plan asked for. Lengths, offsets of
+        //   sequences and page numbers, which kernels read from the device, are clamped there and lead past no tensor.
+        // * Output, log-sum-exp and workspace were allocated above, so they lie apart from all else, and nobody knows of
+        //   them until this function returns. The guards hold what is read; after them, `cudarc` makes whoever writes or
+        //   frees a buffer wait for the events that they record after the launch.
+        // * The stream is one of the primary context, which candle takes too.
+        // * A plan may be dropped from the list of plans before the launch has finished: it owns nothing that the launch
+        //   uses. The workspace is candle's, and the kernels are those of a device that is never closed.
         let launched = unsafe { plan.launch(stream.cu_stream(), tensors) };
         launched.map_err(|error| Error::msg(format!("{NAME}: {error}{}", advice(&error))).bt())?;
     }

@@ -25,8 +25,8 @@ const FOR_USERS: [&str; 14] = [
 ];
 
 /// Commands for those who change flashcore, most of which need a checkout.
-const FOR_DEVELOPERS: [&str; 7] =
-    ["mutants", "experiments", "leaderboard", "ladder", "status", "conformance", "resources"];
+const FOR_DEVELOPERS: [&str; 8] =
+    ["mutants", "experiments", "leaderboard", "ladder", "status", "conformance", "microbench", "resources"];
 
 /// The command line with an overview under two headings.
 pub(crate) fn command() -> Command {

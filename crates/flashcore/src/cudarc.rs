@@ -278,7 +278,8 @@ pub fn launch<T: DeviceElement>(
     // * Nothing that kernels read from the device leads past a tensor: lengths, offsets of sequences, page numbers and
     //   indices of tables are clamped in the kernel.
     // * The stream is one of the plan's context, and records no graph.
-    // * A plan that is dropped frees its workspace and unloads its kernels, for which the driver waits for the launch.
+    // * A plan may be dropped before the launch has finished: `cuMemFree`, by which its workspace goes, returns after the
+    //   work that uses it, and `cuModuleUnload`, by which its kernels go, after the launches of them.
     unsafe { plan.launch(stream.cu_stream(), addresses) }
 }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, Target, heuristics};
-use flashcore_problem::{Inputs, Problem};
 
+use crate::testkit::Workload;
 use crate::testkit::gpu::Gpu;
 
 /// A config must take less than this part of the time of the best to take its place.
@@ -40,13 +40,13 @@ pub struct Found {
 /// can stop the search.
 pub fn tune(
     gpu: &Gpu,
-    problem: &Problem,
+    workload: &Workload,
     arch: Arch,
     num_sms: u32,
     budget: Duration,
     go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
-    let inputs = Inputs::random(problem, 0);
+    let (problem, inputs) = (&workload.problem, workload.inputs(0));
     let points = heuristics::starting_points(problem, Target { arch, num_sms });
     let time = |config: Config| match gpu.time(problem, Some(config), &inputs) {
         Ok(Ok(times)) => Ok(times.hot.quantile(0.5)),

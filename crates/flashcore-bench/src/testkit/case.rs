@@ -8,7 +8,9 @@ use flashcore_problem::{
     DType, Inputs, KvCacheProblem, Layout, LseBase, LseForm, Mask, Operand, Problem, SequenceLengths, Stress,
 };
 
-use crate::testkit::{BiasForm, Numbers, shape_text};
+use crate::testkit::scale_form::ScaleForm;
+use crate::testkit::shape::text;
+use crate::testkit::{BiasForm, Numbers};
 
 /// Backend that computes attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct Case {
     pub bias: BiasForm,
     /// Lengths of the sequences, of normal numbers.
     pub lengths: SequenceLengths,
+    /// Form of the scales of 8-bit tensors; without it, the seed draws one.
+    pub scales: Option<ScaleForm>,
     /// The append before attention, where the KV cache grows; its attention is the problem.
     pub kv_cache: Option<Box<KvCacheProblem>>,
     /// The backend.
@@ -68,7 +72,8 @@ impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
         let (numbers, bias, lengths) = (Numbers::Normal, BiasForm::PerHead, SequenceLengths::Ragged);
-        Self { problem, seed, numbers, bias, lengths, kv_cache: None, backend, repeats: 1, command: None }
+        let scales = None;
+        Self { problem, seed, numbers, bias, lengths, scales, kv_cache: None, backend, repeats: 1, command: None }
     }
 
     /// Attention after an append to the cache of each sequence.
@@ -79,7 +84,16 @@ impl Case {
 
     /// Inputs of the case.
     pub fn inputs(&self) -> Inputs {
-        self.numbers.inputs_of_lengths(&self.problem, self.seed, self.bias, self.lengths)
+        let mut inputs = self.numbers.inputs_of_lengths(&self.problem, self.seed, self.bias, self.lengths);
+        if let Some(form) = self.scales {
+            form.draw(&self.problem, &mut inputs, self.seed);
+        }
+        inputs
+    }
+
+    /// The shape, as `--shape` takes it.
+    fn shape(&self) -> String {
+        text(&self.problem, self.scales)
     }
 
     /// The command that repeats it alone.
@@ -97,7 +111,7 @@ impl Case {
             Backend::Sim(config) => format!("sim --kernel {config}"),
             Backend::Cuda(config) => format!("cuda --kernel {config}"),
         };
-        let (shape, dtype, mask) = (shape_text(problem), dtype_options(problem), mask_text(problem.mask));
+        let (shape, dtype, mask) = (self.shape(), dtype_options(problem), mask_text(problem.mask));
         let lse = match (problem.lse, problem.lse_form.base) {
             (false, _) => "",
             (true, LseBase::Natural) => " --lse",
@@ -123,7 +137,7 @@ impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { problem, seed, backend, .. } = self;
         let mask = mask_text(problem.mask);
-        write!(formatter, "{backend} {} {} {mask} seed {seed}", shape_text(problem), problem.dtypes())?;
+        write!(formatter, "{backend} {} {} {mask} seed {seed}", self.shape(), problem.dtypes())?;
         match self.numbers {
             Numbers::Normal => {}
             Numbers::Stress(stress) => write!(formatter, " {}", stress_name(stress))?,
@@ -144,9 +158,7 @@ impl fmt::Display for Case {
         ];
         let optional = optional.into_iter().filter(|(present, _)| *present).map(|(_, name)| name);
         let others = other_operands().filter(|operand| operand.is_present(problem)).map(Operand::feature);
-        let scales = Operand::ALL.iter().filter(|operand| operand.is_scale() && operand.is_present(problem));
-        let scales = scales.map(|operand| operand.name());
-        optional.chain(others).chain(scales).try_for_each(|name| write!(formatter, " {name}"))?;
+        optional.chain(others).try_for_each(|name| write!(formatter, " {name}"))?;
         LseForm::of(problem).features().try_for_each(|name| write!(formatter, " {name}"))?;
         if problem.is_ragged() && problem.layout == Layout::Bshd {
             formatter.write_str(" bshd")?;
@@ -177,14 +189,12 @@ pub(crate) fn other_operands() -> impl Iterator<Item = Operand> {
     Operand::optional().filter(is_other)
 }
 
-/// The options that give a problem its element types and scales.
+/// The options that give a problem its element types.
 fn dtype_options(problem: &Problem) -> String {
     let option =
         |name: &str, dtype: Option<DType>| dtype.map_or_else(String::new, |dtype| format!(" --{name} {dtype}"));
-    let has_scales = Operand::ALL.iter().any(|operand| operand.is_scale() && operand.is_present(problem));
-    let scales = if has_scales { " --scales" } else { "" };
     let (kv_dtype, out_dtype) = (option("kv-dtype", problem.kv_dtype), option("out-dtype", problem.out_dtype));
-    format!("--dtype {}{kv_dtype}{out_dtype}{scales}", problem.dtype)
+    format!("--dtype {}{kv_dtype}{out_dtype}", problem.dtype)
 }
 
 /// The name of a kind of inputs on the command line.

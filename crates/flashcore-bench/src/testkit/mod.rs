@@ -14,11 +14,15 @@ mod numbers;
 pub mod operations;
 pub mod resources;
 pub mod sample;
+mod scale_form;
 mod shape;
 pub mod simulate;
 pub mod suites;
 pub mod verify;
+mod workload;
 
 pub use case::{Backend, Case, mask_text, stress_name};
 pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};
-pub use shape::{ShapeError, parse_mask, parse_shape, shape_text};
+pub use scale_form::ScaleForm;
+pub use shape::{ShapeError, parse_mask, parse_shape, parse_workload, shape_text};
+pub use workload::Workload;

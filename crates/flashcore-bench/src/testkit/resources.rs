@@ -91,9 +91,6 @@ pub enum Kind {
     /// The same with every feature but the bias.
     #[serde(rename = "fp8 query unbiased")]
     Fp8QueryUnbiased,
-    /// Query, and paged keys and values, of 8 bits with their scales, with lengths and a causal mask.
-    #[serde(rename = "fp8 query pages")]
-    Fp8QueryPages,
 }
 
 impl Kind {
@@ -112,7 +109,6 @@ impl Kind {
             Self::Fp8QueryCausal => "fp8 query causal",
             Self::Fp8QueryPages => "fp8 query pages",
             Self::Fp8QueryUnbiased => "fp8 query unbiased",
-            Self::Fp8QueryPages => "fp8 query pages",
         }
     }
 
@@ -140,10 +136,6 @@ impl Kind {
                 Specialization { pow2_pages: true, page_box: 16, ..paged }
             }
             Self::Fp8QueryUnbiased => fp8(Self::Unbiased.specialization(head_dim)),
-            Self::Fp8QueryPages => {
-                let pages = Self::Fp8Pages.specialization(head_dim);
-                Specialization { kv_dtype: None, ..fp8(pages) }
-            }
             Self::Full => f16.with(Operand::Lse),
             Self::Causal => Specialization { right: true, ..bf16.with(Operand::Lse) },
             Self::Unbiased => {

@@ -1,9 +1,11 @@
-//! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`, `4x8/2x1,300x64+seqused_k+pages=80x16`.
+//! Parser of shapes and masks: `1x8x512x64`, `1x8/2x97,203x64`, `4x8/2x1,300x64+seqused_k+pages=80x16+scales=head`.
 
 use flashcore_problem::expression::ExpressionError;
-use flashcore_problem::{Alignment, DType, Mask, MaskMod, PagedKv, Problem, ProblemError, ScoreMod};
+use flashcore_problem::{Alignment, DType, DTypes, Mask, MaskMod, Operand, PagedKv, Problem, ProblemError, ScoreMod};
 
 use crate::testkit::expressions;
+use crate::testkit::scale_form::ScaleForm;
+use crate::testkit::workload::Workload;
 
 /// Reason why a text is no shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -30,7 +32,7 @@ pub enum ShapeError {
     },
     /// Not an expression, or the second of its kind.
     #[error(
-        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks, or score_mod={{TEXT}} and mask_mod={{TEXT}}, and for sequences total_q=N, total_k=N, seqused_q, seqused_k, leftpad_k, kv_batch=N and pages=NUMBERxROWS[/WIDTH[/STRIDE]]",
+        "`{name}` in `{text}` is not an expression, or a second one of its kind; allowed are one of {} for scores and one of {} for masks, or score_mod={{TEXT}} and mask_mod={{TEXT}}, and for sequences total_q=N, total_k=N, seqused_q, seqused_k, leftpad_k, kv_batch=N and pages=NUMBERxROWS[/WIDTH[/STRIDE]], and of FP8 scales[=FORM]",
         expressions::SCORE_MODS.join(", "),
         expressions::MASK_MODS.join(", ")
     )]
@@ -49,6 +51,28 @@ pub enum ShapeError {
         name: &'static str,
         /// The error, with its column between the braces.
         error: ExpressionError,
+    },
+    /// Not a form of scales.
+    #[error(
+        "`{part}` in `{text}` is no form of scales; allowed are scales (a form drawn by the seed), scales=tensor (one of a tensor), scales=head (one per KV head), scales=sequence (one per sequence and KV head) and scales=token (one per token and head), or q_scale, k_scale and v_scale for some of them"
+    )]
+    ScaleForm {
+        /// The text.
+        text: String,
+        /// The part of it.
+        part: String,
+    },
+    /// Scales without a tensor of 8 bits.
+    #[error(
+        "`{part}` in `{text}`: scales belong to e4m3 and e5m2, and the element types are {types}; give --dtype 'bf16 kv e4m3' or 'e4m3 out bf16', or leave the scales out"
+    )]
+    NoScaledType {
+        /// The text.
+        text: String,
+        /// The part of it.
+        part: String,
+        /// The element types.
+        types: DTypes,
     },
     /// Not a problem.
     #[error("`{text}`: {}", errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -72,6 +96,12 @@ pub enum ShapeError {
 /// expression, `score_mod={TEXT}` or `mask_mod={TEXT}` in the language of [`ScoreMod::parse`], or one of packed and paged sequences: `total_q=N`, `total_k=N`, `seqused_q`, `seqused_k`, `leftpad_k`,
 /// `kv_batch=N`, `pages=NUMBERxROWS[/WIDTH[/STRIDE]]` with width and stride of the page table.
 pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
+    Ok(parse_workload(text, DTypes { query: dtype, key_value: dtype, output: dtype })?.problem)
+}
+
+/// [`parse_shape`] with types of key and value and of the output, and with `scales[=FORM]`: scales of all tensors of
+/// 8 bits, of a [`ScaleForm`].
+pub fn parse_workload(text: &str, types: DTypes) -> Result<Workload, ShapeError> {
     let (sizes, names) = text.split_once('+').unwrap_or((text, ""));
     let parts: Vec<&str> = sizes.split(['x', '×']).map(str::trim).collect();
     let [batch, heads, lengths, dims] = parts[..] else {
@@ -89,11 +119,11 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
     let (query_heads, key_heads) = pair(heads, '/', "heads", "key heads")?;
     let (query_length, key_length) = pair(lengths, ',', "queries", "keys")?;
     let (head_dim, value_dim) = pair(dims, ',', "head dim", "value dim")?;
-    let mut problem = Problem::new(batch, query_heads, query_length, head_dim, dtype);
+    let mut problem = Problem::new(batch, query_heads, query_length, head_dim, types.query).with_dtypes(types);
     problem.key_heads = key_heads;
     problem.key_length = key_length;
     problem.value_dim = value_dim;
-    let (mut score, mut mask) = (None, None);
+    let (mut score, mut mask, mut scales) = (None, None, None);
     for name in features(names).into_iter().filter(|name| !name.is_empty()) {
         let wrong = |name, error| ShapeError::ExpressionText { text: text.to_owned(), name, error };
         if let Some(expression) = written(name, "score_mod").filter(|_| score.is_none()) {
@@ -103,6 +133,9 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
         }
         if let Some(expression) = written(name, "mask_mod").filter(|_| mask.is_none()) {
             mask = Some(MaskMod::parse_as(expression, expression).map_err(|error| wrong("mask_mod", error))?);
+            continue;
+        }
+        if set_scales(&mut problem, name, &mut scales).map_err(|wrong| wrong.of(text, name, types))? {
             continue;
         }
         let is_of_sequences = set_sequences(&mut problem, name).map_err(|meaning| ShapeError::Number {
@@ -120,7 +153,72 @@ pub fn parse_shape(text: &str, dtype: DType) -> Result<Problem, ShapeError> {
         }
     }
     expressions::give(&mut problem, score, mask);
-    Ok(problem)
+    Ok(Workload { problem, scales })
+}
+
+/// The error of a feature of scales.
+enum WrongScales {
+    Form,
+    Type,
+}
+
+impl WrongScales {
+    fn of(self, text: &str, part: &str, types: DTypes) -> ShapeError {
+        let (text, part) = (text.to_owned(), part.to_owned());
+        match self {
+            Self::Form => ShapeError::ScaleForm { text, part },
+            Self::Type => ShapeError::NoScaledType { text, part, types },
+        }
+    }
+}
+
+/// Scales that the types of a problem can have.
+fn possible_scales(problem: &Problem) -> impl Iterator<Item = Operand> {
+    let DTypes { query, key_value, .. } = problem.dtypes();
+    let is_possible = move |scale: &Operand| {
+        if *scale == Operand::QScale { query.is_float8() } else { key_value.is_float8() }
+    };
+    Operand::SCALES.into_iter().filter(is_possible)
+}
+
+/// Sets a feature of scales; false if it is none.
+fn set_scales(problem: &mut Problem, feature: &str, form: &mut Option<ScaleForm>) -> Result<bool, WrongScales> {
+    let (name, value) = feature.split_once('=').map_or((feature, None), |(name, value)| (name, Some(value)));
+    let wanted: Vec<Operand> = if name == "scales" {
+        *form = value.map(|value| value.parse().map_err(|()| WrongScales::Form)).transpose()?;
+        possible_scales(problem).collect()
+    } else if let Some(scale) = Operand::SCALES.into_iter().find(|scale| scale.name() == name) {
+        if value.is_some() {
+            return Err(WrongScales::Form);
+        }
+        possible_scales(problem).filter(|possible| *possible == scale).collect()
+    } else {
+        return Ok(false);
+    };
+    if wanted.is_empty() {
+        return Err(WrongScales::Type);
+    }
+    for scale in wanted {
+        match scale {
+            Operand::QScale => problem.q_scale = true,
+            Operand::KScale => problem.k_scale = true,
+            _ => problem.v_scale = true,
+        }
+    }
+    Ok(true)
+}
+
+/// The features of scales, as [`parse_workload`] reads them.
+fn scales_text(problem: &Problem, form: Option<ScaleForm>) -> String {
+    let is_there = |scale: &Operand| scale.is_present(problem);
+    let present: Vec<Operand> = Operand::SCALES.into_iter().filter(is_there).collect();
+    if present.is_empty() {
+        return String::new();
+    }
+    if present.iter().copied().eq(possible_scales(problem)) {
+        return form.map_or_else(|| "+scales".to_owned(), |form| format!("+scales={form}"));
+    }
+    present.iter().map(|scale| format!("+{}", scale.name())).collect()
 }
 
 /// The features of a shape: parts between `+` that are not within braces.
@@ -200,6 +298,11 @@ fn sequences_text(problem: &Problem) -> String {
 
 /// The shape of a problem, as [`parse_shape`] reads it.
 pub fn shape_text(problem: &Problem) -> String {
+    text(problem, None)
+}
+
+/// The shape of a problem with scales of a form, as [`parse_workload`] reads it.
+pub(super) fn text(problem: &Problem, scales: Option<ScaleForm>) -> String {
     let pair = |first: usize, separator: char, second: usize| {
         if first == second { first.to_string() } else { format!("{first}{separator}{second}") }
     };
@@ -210,12 +313,13 @@ pub fn shape_text(problem: &Problem) -> String {
     let expressions: String =
         problem.expressions().map(|(kind, expression)| expression_text((kind, expression.name()))).collect();
     format!(
-        "{}x{}x{}x{}{expressions}{}",
+        "{}x{}x{}x{}{expressions}{}{}",
         problem.batch,
         pair(problem.query_heads, '/', problem.key_heads),
         pair(problem.query_length, ',', problem.key_length),
         pair(problem.head_dim, ',', problem.value_dim),
-        sequences_text(problem)
+        sequences_text(problem),
+        scales_text(problem, scales)
     )
 }
 
@@ -271,6 +375,49 @@ mod tests {
     }
 
     #[test]
+    fn shapes_with_scales_survive_the_round_trip() {
+        let check = |types: &str, text: &str, scales: [bool; 3], form: Option<ScaleForm>| {
+            let workload = parse_workload(text, types.parse().expect("types")).expect("a shape");
+            let Problem { q_scale, k_scale, v_scale, .. } = workload.problem;
+            assert_eq!(([q_scale, k_scale, v_scale], workload.scales), (scales, form), "{text} {types}");
+            assert_eq!(workload.shape(), text);
+        };
+        check("bf16 kv e4m3", "1x8x512x64", [false; 3], None);
+        check("bf16 kv e4m3", "1x8x512x64+scales", [false, true, true], None);
+        check("e4m3 out bf16", "1x8x512x64+scales", [true; 3], None);
+        for form in ScaleForm::ALL {
+            let text = format!("3x4/2x1,50x64+seqused_k+pages=33x16+scales={form}");
+            check("bf16 kv e5m2", &text, [false, true, true], Some(form));
+            check("e4m3 out f16", &text, [true; 3], Some(form));
+        }
+        check("bf16 kv e4m3", "1x8x512x64+v_scale", [false, false, true], None);
+        check("e4m3 out bf16", "1x8x512x64+q_scale+k_scale", [true, true, false], None);
+    }
+
+    #[test]
+    fn bad_scales_say_what_there_is() {
+        let check = |types: &str, part: &str, expected: &str| {
+            let text = format!("1x8x512x64+{part}");
+            let error = parse_workload(&text, types.parse().expect("types")).expect_err("no scales");
+            assert_eq!(error.to_string(), format!("`{part}` in `{text}`{expected}"));
+        };
+        let forms = " is no form of scales; allowed are scales (a form drawn by the seed), scales=tensor (one of a \
+                     tensor), scales=head (one per KV head), scales=sequence (one per sequence and KV head) and \
+                     scales=token (one per token and head), or q_scale, k_scale and v_scale for some of them";
+        for part in ["scales=block", "scales=", "k_scale=head"] {
+            check("bf16 kv e4m3", part, forms);
+        }
+        let types = |types: &str| {
+            format!(
+                ": scales belong to e4m3 and e5m2, and the element types are {types}; give --dtype 'bf16 kv e4m3' or \
+                 'e4m3 out bf16', or leave the scales out"
+            )
+        };
+        check("f16", "scales=head", &types("f16"));
+        check("bf16 kv e4m3", "q_scale", &types("bf16 kv e4m3"));
+    }
+
+    #[test]
     fn bad_shapes_say_which_part_is_bad() {
         let check = |text: &str, expected: ShapeError| assert_eq!(parse_shape(text, DType::F16), Err(expected));
         check("1x8x512", ShapeError::Parts { text: "1x8x512".to_owned(), parts: 3 });
@@ -287,8 +434,10 @@ mod tests {
         for text in ["1x8x5x64+score_mod=score", "1x8x5x64+score_mod={score", "1x8x5x64+score_mod"] {
             check(text, expression(text, text.split_once('+').unwrap().1));
         }
-        let said = parse_shape("1x8x5x64+score_mod={score + 2 * x}", DType::F16).unwrap_err().to_string();
-        assert!(said.contains("`score_mod` in `1x8x5x64+score_mod={score + 2 * x}`: column 13, at `x`: "), "{said}");
+        let error = ScoreMod::parse("score + 2 * x").unwrap_err();
+        let text = "1x8x5x64+score_mod={score + 2 * x}".to_owned();
+        assert!(error.to_string().starts_with("column 13, at `x`: "), "{error}");
+        check(&text.clone(), ShapeError::ExpressionText { text, name: "score_mod", error });
         check("1x8x5x64+blocks+prefix", expression("1x8x5x64+blocks+prefix", "prefix"));
         check("1x8/x5x64", number("1x8/x5x64", "", "key heads"));
         check("1x8x5x64+total_q=", number("1x8x5x64+total_q=", "total_q=", "number of rows"));

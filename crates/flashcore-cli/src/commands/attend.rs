@@ -1,6 +1,7 @@
 //! `flashcore attend`: attention on the tensors of a file.
 
 mod look_alikes;
+mod scales;
 mod tensors;
 
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use flashcore_bench::testkit::memory::{output_bytes, read_file, require};
 use flashcore_bench::testkit::parse_mask;
 use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, attend_in_simulator};
 use flashcore_bench::util::whole_file::is_standard_output;
-use flashcore_problem::{Evidence, Layout, LseBase, Outputs, Problem};
+use flashcore_problem::{DType, Evidence, Layout, LseBase, Outputs, Problem};
 use safetensors::SafeTensors;
 
 use self::tensors::{Contents, Names};
@@ -24,8 +25,9 @@ use crate::{Ending, Failure};
 
 /// Compute attention on the tensors of a file
 ///
-/// IN is a safetensors file with `query`, `key` and `value` of shape [batch, heads, rows, dim], in F16, BF16, F32 or F64;
-/// `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `seqused_k`
+/// IN is a safetensors file with `query`, `key` and `value` of shape [batch, heads, rows, dim], in F16, BF16, F32 or F64,
+/// key and value also in F8_E4M3 or F8_E5M2, and the query in F8_E4M3 with --out-dtype; their scales are `q_scale`,
+/// `k_scale` and `v_scale`, of shape [1], [kv heads], [batch, kv heads] or [batch, heads, rows]. `alibi_slopes` [heads], `sinks` [heads], `bias` [batch, heads, queries, keys] (1 to broadcast an axis) and `seqused_k`
 /// [batch] are used if they are present. OUT gets `output`, and with --lse `lse` [batch, heads, rows]. Other tensors
 /// are listed as not used; one that looks like an input under the name of another library, such as `attn_mask`, is an
 /// error.
@@ -65,6 +67,9 @@ pub(crate) struct Attend {
     /// Cap scores: SOFTCAP * tanh(score / SOFTCAP) [default: no cap]
     #[arg(long, allow_negative_numbers = true)]
     softcap: Option<f32>,
+    /// The element type of the output of an FP8 query, f16 or bf16 [default: that of the query]
+    #[arg(long, value_name = "DTYPE")]
+    out_dtype: Option<DType>,
     /// The device that computes
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
@@ -124,7 +129,7 @@ impl Attend {
         };
         let names =
             Names { query: &self.query_name, key: &self.key_name, value: &self.value_name, ignored: &self.ignore };
-        let mut contents = Contents::read(&file, layout, &names)
+        let mut contents = Contents::read(&file, layout, &names, self.out_dtype)
             .map_err(|complaint| Failure::Usage(format!("{shown}: {complaint}")))?;
         self.complete(&mut contents.problem)?;
         let problem = &contents.problem;

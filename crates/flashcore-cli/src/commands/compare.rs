@@ -13,10 +13,10 @@ use flashcore_bench::lab::peak::working_threads;
 use flashcore_bench::lab::problems::BenchSuite;
 use flashcore_bench::lab::record::{Machine, Measurements, Record};
 use flashcore_bench::testkit::gpu::Gpu;
-use flashcore_bench::testkit::{mask_text, shape_text};
+use flashcore_bench::testkit::{Workload, mask_text};
 use flashcore_bench::util::printable::printable;
 use flashcore_cpu::Level;
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, DTypes};
 
 use super::origin::{build, write_record};
 use super::overwriting::refuse_overwriting;
@@ -36,7 +36,7 @@ use crate::{Ending, Failure, interrupt};
 /// and 1 for anything else.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore compare cpu:avx2 cpu:avx512\n  flashcore compare cuda:ampere-64x64-2stage-swizzled cuda:ampere-64x64-3stage-swizzled --suite seeds\n  flashcore compare rev:main rev:HEAD --shape 1x8x512x64      builds both, once, into a cache folder\n  flashcore compare before.json after.json                    two records of `flashcore bench`\n  flashcore compare cpu cpu --slow-b 5 --expect slower        does the instrument see 5 %?"
+    after_help = "Examples:\n  flashcore compare cpu:avx2 cpu:avx512\n  flashcore compare cuda:ampere-64x64-2stage-swizzled cuda:ampere-64x64-3stage-swizzled --suite seeds\n  flashcore compare rev:main rev:HEAD --shape 1x8x512x64      builds both, once, into a cache folder\n  flashcore compare before.json after.json                    two records of `flashcore bench`\n  flashcore compare cpu cpu --slow-b 5 --expect slower        does the instrument see 5 %?\n  flashcore compare cpu:avx2 cpu:avx512 --shape 8x8/2x1,2048x128+scales=head --dtype 'bf16 kv e4m3'"
 )]
 pub(crate) struct Compare {
     /// The baseline: cpu[:LEVEL], cuda[:CONFIG], rev:REVISION, bin:PATH, or the .json file of a record
@@ -49,12 +49,14 @@ pub(crate) struct Compare {
     /// The problems to run
     #[arg(long, value_enum, default_value_t = SuiteName::One)]
     suite: SuiteName,
-    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature]; of FP8,
+    /// +scales[=tensor|head|sequence|token]
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type [default: f32 on the CPU, f16 on a GPU]
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    /// [default: f32 on the CPU, f16 on a GPU]
     #[arg(long)]
-    dtype: Option<DType>,
+    dtype: Option<DTypes>,
     /// The mask of the problem: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -237,16 +239,17 @@ impl Compare {
         Ok((Comparison { a: name_a, b: name_b, rows }, machine(b.1, gpu.as_ref(), None)?, left))
     }
 
-    fn problems(&self, is_gpu: bool) -> Result<Vec<Problem>, Failure> {
-        let dtype = self.dtype.unwrap_or(if is_gpu { DType::F16 } else { DType::F32 });
-        let one = |shape: &str| Ok(vec![super::computable_problem(shape, dtype, &self.mask)?]);
+    fn problems(&self, is_gpu: bool) -> Result<Vec<Workload>, Failure> {
+        let types = self.dtype.unwrap_or(super::one_type(if is_gpu { DType::F16 } else { DType::F32 }));
+        let one = |shape: &str| Ok(vec![super::computable_problem(shape, types, &self.mask)?]);
+        let all = |suite: BenchSuite| super::suite_of_types(suite.problems(types.query), types);
         match (&self.shape, self.suite) {
             (Some(shape), _) => one(shape),
             (None, SuiteName::One) => one("1x8x512x64"),
-            (None, SuiteName::Quick) => Ok(BenchSuite::Quick.problems(dtype)),
-            (None, SuiteName::Seeds) => Ok(BenchSuite::Seeds.problems(dtype)),
-            (None, SuiteName::Prefill) => Ok(BenchSuite::Prefill.problems(dtype)),
-            (None, SuiteName::Decode) => Ok(BenchSuite::Decode.problems(dtype)),
+            (None, SuiteName::Quick) => all(BenchSuite::Quick),
+            (None, SuiteName::Seeds) => all(BenchSuite::Seeds),
+            (None, SuiteName::Prefill) => all(BenchSuite::Prefill),
+            (None, SuiteName::Decode) => all(BenchSuite::Decode),
         }
     }
 
@@ -342,9 +345,9 @@ fn progress<'a>(
     output: &'a mut Output,
     index: usize,
     of: usize,
-    problem: &Problem,
+    problem: &Workload,
 ) -> impl FnMut(Progress) -> bool + 'a {
-    let name = format!("{} {}", shape_text(problem), mask_text(problem.mask));
+    let name = format!("{} {}", problem.shape(), mask_text(problem.mask));
     move |progress: Progress| {
         output.progress(index, of, &format!("{name}: {} rounds, {:.0} s", progress.rounds, progress.seconds));
         !interrupt::requested()
@@ -388,7 +391,7 @@ pub(crate) struct CompareWorker {
     #[arg(long)]
     shape: String,
     #[arg(long)]
-    dtype: DType,
+    dtype: DTypes,
     #[arg(long)]
     mask: String,
     #[arg(long)]

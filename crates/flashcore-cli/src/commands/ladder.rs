@@ -10,7 +10,7 @@ use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::util::printable::printable;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Target, heuristics};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, DTypes};
 
 use super::origin::{write_file, write_record};
 use super::overwriting::refuse_overwriting;
@@ -36,9 +36,9 @@ pub(crate) struct LadderCommand {
     /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim
     #[arg(long, default_values = ["1x8x512x64", "2x16x2048x128"])]
     shape: Vec<String>,
-    /// The element type
-    #[arg(long, default_value_t = DType::F16)]
-    dtype: DType,
+    /// The element type; FP8 is refused, since the steps are those of 16 bits
+    #[arg(long, default_value_t = super::one_type(DType::F16))]
+    dtype: DTypes,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -112,10 +112,16 @@ impl LadderCommand {
     /// The machine, the ladders, and what Ctrl-C left out.
     fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>, String), Failure> {
         interrupt::watch();
+        if !self.dtype.are_same() {
+            return Err(Failure::Usage(format!(
+                "--dtype {}: the steps of the ladder are kernels of one element type; use f16 or bf16 here, and `flashcore bench` or `flashcore profile` for FP8",
+                self.dtype
+            )));
+        }
         let problems: Vec<_> = self
             .shape
             .iter()
-            .map(|shape| super::computable_problem(shape, self.dtype, &self.mask))
+            .map(|shape| super::computable_problem(shape, self.dtype, &self.mask).map(|workload| workload.problem))
             .collect::<Result<_, _>>()?;
         let environment = |error: flashcore::Error| Failure::Environment(error.to_string());
         let gpu = match self.backend {

@@ -11,6 +11,7 @@ pub(crate) mod doctor;
 pub(crate) mod experiments;
 pub(crate) mod ladder;
 pub(crate) mod leaderboard;
+pub(crate) mod microbench;
 pub(crate) mod mutants;
 mod origin;
 mod overwriting;
@@ -27,25 +28,31 @@ pub(crate) mod tune;
 pub(crate) mod verify;
 
 use flashcore_bench::testkit::memory::{Impossible, require_tensors};
-use flashcore_bench::testkit::{ShapeError, parse_mask, parse_shape};
+use flashcore_bench::testkit::{ShapeError, Workload, parse_mask, parse_workload};
 use flashcore_bench::util::nearest::nearest;
-use flashcore_kernels::{Config, UnknownConfig};
+use flashcore_kernels::{Config, UnknownConfig, heuristics};
 use flashcore_problem::{DType, DTypes, Problem};
 
 use crate::Failure;
 
-/// The problem of a shape, a type and a mask, or what is wrong with it.
-fn problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
-    problem_of_types(shape, DTypes { query: dtype, key_value: dtype, output: dtype }, mask)
+/// The element types of a problem that has one.
+const fn one_type(dtype: DType) -> DTypes {
+    DTypes { query: dtype, key_value: dtype, output: dtype }
 }
 
-/// [`problem`] with types of key and value and of the output.
-fn problem_of_types(shape: &str, types: DTypes, mask: &str) -> Result<Problem, Failure> {
+/// The problem of a shape, element types and a mask, or what is wrong with it.
+fn problem(shape: &str, types: DTypes, mask: &str) -> Result<Workload, Failure> {
     let usage = |error: ShapeError| Failure::Usage(error.to_string());
-    let problem = parse_shape(shape, types.query).map_err(usage)?.with_dtypes(types);
-    let problem = problem.with_mask(parse_mask(mask).map_err(usage)?);
+    let problem = parse_workload(shape, types).map_err(usage)?.with_mask(parse_mask(mask).map_err(usage)?);
     valid(&problem)?;
     Ok(problem)
+}
+
+/// Problems of a suite with element types, or what is wrong with them.
+fn suite_of_types(problems: Vec<Problem>, types: DTypes) -> Result<Vec<Workload>, Failure> {
+    let problems: Vec<Workload> = problems.into_iter().map(|problem| problem.with_dtypes(types).into()).collect();
+    problems.iter().try_for_each(|problem| valid(problem))?;
+    Ok(problems)
 }
 
 /// Everything that is wrong with a problem, a line each.
@@ -55,8 +62,8 @@ fn valid(problem: &Problem) -> Result<(), Failure> {
 }
 
 /// A problem that fits the memory, for commands that compute it.
-fn computable_problem(shape: &str, dtype: DType, mask: &str) -> Result<Problem, Failure> {
-    let problem = problem(shape, dtype, mask)?;
+fn computable_problem(shape: &str, types: DTypes, mask: &str) -> Result<Workload, Failure> {
+    let problem = problem(shape, types, mask)?;
     require_tensors(&problem).map_err(impossible)?;
     Ok(problem)
 }
@@ -100,6 +107,11 @@ fn config(name: &str) -> Result<Config, Failure> {
         let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
         Failure::Usage(format!("{unknown}{meant}"))
     })
+}
+
+/// The GPU kernel that is simulated where none is named: that for 16 bits, or the one that an H200 takes for FP8 queries.
+fn simulated_config(problem: &Problem) -> Config {
+    if problem.dtype.is_float8() { heuristics::select(problem, reference_gpu::TARGET) } else { Config::ampere() }
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use flashcore_bench::lab::record::{Machine, ProblemKey};
 use flashcore_bench::lab::roofline::{Floors, RoofDevice};
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::memory::require_tensors;
-use flashcore_bench::testkit::{mask_text, shape_text};
+use flashcore_bench::testkit::{Workload, mask_text};
 use flashcore_kernels::{Config, heuristics};
-use flashcore_problem::{DType, Inputs, Problem};
+use flashcore_problem::{DType, DTypes, Problem};
 
 use super::origin::write_record;
 use super::overwriting::refuse_overwriting;
@@ -29,18 +29,18 @@ use crate::{Ending, Failure, interrupt};
 /// ncu the verdict comes from times and floors, without a GPU from the simulator alone. Exit code 1 if a gate fails.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4\n  flashcore profile --import profiles/NAME.csv --kernel ampere --shape 1x8x512x64"
+    after_help = "Examples:\n  flashcore profile --shape 4x16x2048x128\n  flashcore profile --kernel ampere-64x64-2stage-plain --gates bench/gates.toml\n  flashcore profile --shape 1x8x512x64 --out profiles --record profile.json\n  flashcore profile --device l4 --shape 1x8x512x64      without a GPU, as if on an L4\n  flashcore profile --shape 8x32/8x1,8192x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore profile --import profiles/NAME.csv --kernel ampere --shape 1x8x512x64"
 )]
 pub(crate) struct ProfileCommand {
     /// The GPU kernel, by family or by config, or several [default: chosen for the GPU and the problem]
     #[arg(long)]
     kernel: Vec<String>,
-    /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim
+    /// A problem, or several: batch x heads[/key heads] x queries[,keys] x dim[+feature]; of FP8, +scales[=tensor|head|sequence|token]
     #[arg(long, default_values = ["1x8x512x64"])]
     shape: Vec<String>,
-    /// The element type
-    #[arg(long, default_value_t = DType::F16)]
-    dtype: DType,
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    #[arg(long, default_value_t = super::one_type(DType::F16))]
+    dtype: DTypes,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -110,7 +110,7 @@ impl ProfileCommand {
                 output.progress(
                     rows.len(),
                     self.shape.len() * self.kernel.len().max(1),
-                    &format!("{config} {}", shape_text(&problem)),
+                    &format!("{config} {}", problem.shape()),
                 );
                 let mut row = self.profile(&problem, config, gpu.as_ref(), &device)?;
                 gates.apply(&row.kernel, &mut row.metrics);
@@ -145,7 +145,7 @@ impl ProfileCommand {
         })
     }
 
-    fn problems(&self) -> Result<Vec<Problem>, Failure> {
+    fn problems(&self) -> Result<Vec<Workload>, Failure> {
         self.shape.iter().map(|shape| super::problem(shape, self.dtype, &self.mask)).collect()
     }
 
@@ -168,7 +168,7 @@ impl ProfileCommand {
 
     fn profile(
         &self,
-        problem: &Problem,
+        problem: &Workload,
         config: Config,
         gpu: Option<&Gpu>,
         device: &RoofDevice,
@@ -191,10 +191,11 @@ impl ProfileCommand {
         let evidence =
             Evidence { metrics: &metrics, floors: &floors, device, seconds: launched.seconds, ctas: launched.ctas };
         let (bottleneck, reason) = classify(&evidence);
-        let simulated = simulated.map(|Simulated { problem, factor, .. }| (ProblemKey::of(&problem), factor));
+        let simulated =
+            simulated.map(|Simulated { workload, factor, .. }| (ProblemKey::of_workload(&workload), factor));
         Ok(ProfiledKernel {
             kernel: config.to_string(),
-            problem: ProblemKey::of(problem),
+            problem: ProblemKey::of_workload(problem),
             simulated,
             seconds: launched.seconds,
             ncu: launched.ncu,
@@ -206,10 +207,10 @@ impl ProfileCommand {
     }
 
     /// Times a kernel, and has ncu count where that is possible.
-    fn launch(&self, problem: &Problem, config: Config, gpu: &Gpu) -> Result<Launched, Failure> {
+    fn launch(&self, problem: &Workload, config: Config, gpu: &Gpu) -> Result<Launched, Failure> {
         require_tensors(problem).map_err(super::impossible)?;
         let mut launched = Launched::default();
-        match gpu.time(problem, Some(config), &Inputs::random(problem, 0)) {
+        match gpu.time(problem, Some(config), &problem.inputs(0)) {
             Ok(Ok(times)) => launched.seconds = Some(times.hot.quantile(0.5)),
             Ok(Err(verdict)) => {
                 return Err(Failure::Usage(format!("{config} gives wrong results, so it is not profiled: {verdict}")));
@@ -229,7 +230,8 @@ impl ProfileCommand {
             }
         };
         std::fs::create_dir_all(&self.out)?;
-        let name = format!("{config}-{}-{}-{}", shape_text(problem), problem.dtype, mask_text(problem.mask));
+        let (shape, types) = (problem.shape(), problem.dtypes().to_string());
+        let name = format!("{config}-{shape}-{types}-{}", mask_text(problem.mask));
         let name: String =
             name.chars().map(|letter| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' }).collect();
         let arguments = [
@@ -237,9 +239,9 @@ impl ProfileCommand {
             "--kernel",
             &config.to_string(),
             "--shape",
-            &shape_text(problem),
+            &shape,
             "--dtype",
-            &problem.dtype.to_string(),
+            &types,
             "--mask",
             &mask_text(problem.mask),
         ]
@@ -361,7 +363,7 @@ pub(crate) struct ProfileTarget {
     #[arg(long)]
     shape: String,
     #[arg(long)]
-    dtype: DType,
+    dtype: DTypes,
     #[arg(long)]
     mask: String,
 }
@@ -370,7 +372,7 @@ impl ProfileTarget {
     pub(crate) fn run(&self) -> Result<Ending, Failure> {
         let problem = super::computable_problem(&self.shape, self.dtype, &self.mask)?;
         let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
-        let launched = gpu.launch_some(&problem, Some(super::config(&self.kernel)?), &Inputs::random(&problem, 0));
+        let launched = gpu.launch_some(&problem, Some(super::config(&self.kernel)?), &problem.inputs(0));
         launched.map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(Ending::Well)
     }

@@ -3,7 +3,7 @@
 use clap::Args;
 use flashcore_ir::Arch;
 use flashcore_kernels::{LaunchPlan, Target, heuristics};
-use flashcore_problem::DType;
+use flashcore_problem::{DType, DTypes};
 use flashcore_ptx::{PrintOptions, print_with};
 
 use super::reference_gpu;
@@ -16,15 +16,15 @@ use crate::{Ending, Failure};
 /// among CTAs (split-KV), the kernel that reduces the splits comes last.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore ptx --kernel ampere --source-lines\n  flashcore ptx --shape 2x16x8192x128+documents --mask causal --arch sm_90a"
+    after_help = "Examples:\n  flashcore ptx --kernel ampere --source-lines\n  flashcore ptx --shape 2x16x8192x128+documents --mask causal --arch sm_90a\n  flashcore ptx --shape 8x32/8x1,8192x128+scales --dtype 'bf16 kv e4m3' --arch sm_89"
 )]
 pub(crate) struct Ptx {
-    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+expression]
+    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+feature], where a feature is an expression, or scales of FP8
     #[arg(long, default_value = "1x8x512x64")]
     shape: String,
-    /// The element type
-    #[arg(long, default_value_t = DType::F16)]
-    dtype: DType,
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    #[arg(long, default_value_t = super::one_type(DType::F16))]
+    dtype: DTypes,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -45,7 +45,7 @@ pub(crate) struct Ptx {
 
 impl Ptx {
     pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
-        let problem = super::problem(&self.shape, self.dtype, &self.mask)?.with_lse(self.lse);
+        let problem = super::problem(&self.shape, self.dtype, &self.mask)?.problem.with_lse(self.lse);
         let arch = self.arch.unwrap_or_else(reference_gpu::arch);
         let config = match &self.kernel {
             Some(name) => super::config(name)?,

@@ -8,12 +8,12 @@ use flashcore_bench::lab::experiments;
 use flashcore_bench::lab::report::{ErrorMap, MOST_BYTES, Sources, error_map, html};
 use flashcore_bench::testkit::verify::NoVerdict;
 use flashcore_cpu::Level;
-use flashcore_ir::Arch;
 use flashcore_kernels::LaunchPlan;
-use flashcore_problem::{DType, Inputs, Outputs, Problem};
+use flashcore_problem::{DType, DTypes, Inputs, Outputs, Problem};
 
 use super::origin::write_file;
 use super::overwriting::refuse_overwriting;
+use super::reference_gpu;
 use crate::output::Output;
 use crate::{Ending, Failure};
 
@@ -49,9 +49,9 @@ pub(crate) struct ReportCommand {
     /// The shape of the problem of --errors
     #[arg(long, value_name = "SHAPE", default_value = "1x2x512x64")]
     errors_shape: String,
-    /// The element type of the problem of --errors
-    #[arg(long, value_name = "DTYPE", default_value_t = DType::F16)]
-    errors_dtype: DType,
+    /// The element type of the problem of --errors, or those of query, key and value, and output, such as 'bf16 kv e4m3'
+    #[arg(long, value_name = "DTYPE", default_value_t = super::one_type(DType::F16))]
+    errors_dtype: DTypes,
     /// The mask of the problem of --errors
     #[arg(long, value_name = "MASK", default_value = "causal")]
     errors_mask: String,
@@ -96,8 +96,8 @@ impl ReportCommand {
                     Ok(outputs)
                 }
                 Subject::Cuda(config) => {
-                    let config = config.unwrap_or_else(flashcore_kernels::Config::ampere);
-                    let plan = LaunchPlan::new(problem, config, Arch::Sm90).map_err(NoVerdict::Refused)?;
+                    let config = config.unwrap_or_else(|| super::simulated_config(problem));
+                    let plan = LaunchPlan::new(problem, config, reference_gpu::ARCH).map_err(NoVerdict::Refused)?;
                     Ok(flashcore_bench::testkit::simulate::simulate(&plan, problem, inputs, 0)?.outputs)
                 }
             }

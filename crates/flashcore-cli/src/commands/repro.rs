@@ -17,7 +17,7 @@ use flashcore_bench::util::digest::sha256;
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, LaunchPlan};
-use flashcore_problem::{Inputs, Problem};
+use flashcore_problem::{DTypes, Inputs, Problem};
 use flashcore_ptx::{print, ptxas};
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ use crate::{Ending, Failure, interrupt};
 /// something fails or disagrees.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore repro\n  flashcore repro --backend cuda --suite seeds --out bundle.tar.gz\n  flashcore repro --build HEAD                        from a clean build of a revision\n  flashcore repro --replay bundle.tar.gz"
+    after_help = "Examples:\n  flashcore repro\n  flashcore repro --backend cuda --suite seeds --out bundle.tar.gz\n  flashcore repro --dtype 'bf16 kv e4m3'\n  flashcore repro --build HEAD                        from a clean build of a revision\n  flashcore repro --replay bundle.tar.gz"
 )]
 pub(crate) struct Repro {
     /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
@@ -44,6 +44,10 @@ pub(crate) struct Repro {
     /// The problems to verify and measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    /// [default: f32 on the CPU, f16 on a GPU]
+    #[arg(long, conflicts_with = "replay")]
+    dtype: Option<DTypes>,
     /// Seconds to measure each problem for, on the CPU
     #[arg(long, default_value_t = 0.5, value_parser = super::parse_seconds, allow_negative_numbers = true)]
     seconds: f64,
@@ -169,14 +173,17 @@ impl Repro {
         step(&["doctor", "--format", "json"], Some("doctor.json"))?;
         let verified =
             step(&["verify", "--backend", backend, "--suite", "seeds", "--record", "verify.json"], Some("verify.txt"))?;
-        let measured = step(
-            &["bench", "--backend", backend, "--suite", suite, "--seconds", &seconds, "--record", "bench.json"],
-            Some("bench.txt"),
-        )?;
+        let types = self.dtype.map(|types| types.to_string());
+        let mut bench = vec!["bench", "--backend", backend, "--suite", suite, "--seconds", &seconds];
+        bench.extend(types.iter().flat_map(|types| ["--dtype", types]));
+        bench.extend(["--record", "bench.json"]);
+        let measured = step(&bench, Some("bench.txt"))?;
         let mut report =
             vec!["report", "bench.json", "--errors", if has_gpu { "cuda" } else { "cpu" }, "--out", "report.html"];
         if has_gpu {
-            step(&["profile", "--record", "profile.json", "--out", "profile"], Some("profile.txt"))?;
+            let mut profile = vec!["profile", "--record", "profile.json", "--out", "profile"];
+            profile.extend(types.iter().flat_map(|types| ["--dtype", types]));
+            step(&profile, Some("profile.txt"))?;
             if steps.folder.join("profile.json").exists() {
                 report.insert(2, "profile.json");
             }
@@ -261,8 +268,8 @@ fn contents(
 ) -> Result<(Vec<CaseEntry>, Vec<KernelEntry>), Failure> {
     let (mut cases, mut kernels) = (Vec::new(), Vec::new());
     for (index, row) in bench.content.rows.iter().enumerate() {
-        let problem = row.problem.problem().map_err(|error| Failure::Usage(error.to_string()))?;
-        let inputs = Inputs::random(&problem, row.seed);
+        let problem = row.problem.workload().map_err(|error| Failure::Usage(error.to_string()))?;
+        let inputs = problem.inputs(row.seed);
         let mut case = case(&bench.origin.machine, row, &inputs);
         match compute(&case, &problem, &inputs, gpu) {
             Ok(Computed::Same(outputs)) => {

@@ -9,8 +9,8 @@ use flashcore_bench::lab::roofline::{
     DEVICES, DeviceError, Floors, HISTORIC_TARGETS, Judgement, MeasuredPoint, Possibility, RoofDevice, Target, plot,
 };
 use flashcore_bench::testkit::gpu::Gpu;
-use flashcore_bench::testkit::{parse_mask, parse_shape};
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_bench::testkit::{parse_mask, parse_workload};
+use flashcore_problem::{DType, DTypes, Mask, Problem};
 
 use super::origin::write_file;
 use super::overwriting::refuse_overwriting;
@@ -25,7 +25,7 @@ use crate::{Ending, Failure};
 /// impossible.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore roofline\n  flashcore roofline --device l4\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128"
+    after_help = "Examples:\n  flashcore roofline\n  flashcore roofline --device l4\n  flashcore roofline --device h200 --shape 1x8x512x64 --target 1x8x512x64@5us\n  flashcore roofline --device this-gpu --suite prefill --record prefill.json --svg roofline.svg\n  flashcore roofline --device all --shape 4x16x2048x128\n  flashcore roofline --device h200 --suite decode --dtype 'bf16 kv e4m3'"
 )]
 pub(crate) struct Roofline {
     /// The device: l4, l40s, a100, h100, h200, b200, rtx-4090, rtx-5090 (data sheets), all of these, or this-cpu or
@@ -38,9 +38,10 @@ pub(crate) struct Roofline {
     /// A single problem instead of a suite, or several: batch x heads[/key heads] x queries[,keys] x dim
     #[arg(long, conflicts_with = "suite")]
     shape: Vec<String>,
-    /// The element type [default: f32 on a CPU, f16 on a GPU]
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    /// [default: f32 on a CPU, f16 on a GPU]
     #[arg(long)]
-    dtype: Option<DType>,
+    dtype: Option<DTypes>,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -77,16 +78,17 @@ impl Roofline {
         refuse_overwriting(&read, self.svg.as_deref().as_slice())?;
         let devices = self.devices()?;
         let is_cpu = devices.iter().all(|device| device.key == "this-cpu");
-        let dtype = self.dtype.unwrap_or(if is_cpu { DType::F32 } else { DType::F16 });
-        let problems = self.problems(dtype)?;
+        let types = self.dtype.unwrap_or(super::one_type(if is_cpu { DType::F32 } else { DType::F16 }));
+        let devices = with_products_of(devices, types, output)?;
+        let problems = self.problems(types)?;
         let mut targets = Vec::new();
         for text in &self.target {
-            targets.push((Target::parse(text, dtype).map_err(|error| Failure::Usage(error.to_string()))?, ""));
+            targets.push((Target::parse(text, types).map_err(|error| Failure::Usage(error.to_string()))?, ""));
         }
         let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
         if self.historic {
             for historic in HISTORIC_TARGETS {
-                let target = Target::parse(historic.target, dtype);
+                let target = Target::parse(historic.target, types);
                 targets.push((target.map_err(|error| Failure::Usage(error.to_string()))?, historic.name));
             }
         }
@@ -117,7 +119,7 @@ impl Roofline {
             let [device] = &devices[..] else {
                 return Err(Failure::Usage("--svg draws one device; name it with --device".to_owned()));
             };
-            let picture = plot(device, dtype, &problems, &self.measured(dtype)?);
+            let picture = plot(device, types, &problems, &self.measured(types)?);
             write_file(file, picture.file().as_bytes())?;
         }
         Ok(ending)
@@ -143,7 +145,7 @@ impl Roofline {
         }
     }
 
-    fn problems(&self, dtype: DType) -> Result<Vec<Problem>, Failure> {
+    fn problems(&self, types: DTypes) -> Result<Vec<Problem>, Failure> {
         let usage = |error: flashcore_bench::testkit::ShapeError| Failure::Usage(error.to_string());
         let mask = parse_mask(&self.mask).map_err(usage)?;
         let problems: Vec<Problem> = if self.shape.is_empty() {
@@ -152,9 +154,10 @@ impl Roofline {
                 SuiteName::Prefill => BenchSuite::Prefill,
                 SuiteName::Decode => BenchSuite::Decode,
             };
-            suite.problems(dtype).into_iter().filter(|problem| problem.mask == Mask::None).collect()
+            let problems = suite.problems(types.query).into_iter().filter(|problem| problem.mask == Mask::None);
+            problems.map(|problem| problem.with_dtypes(types)).collect()
         } else {
-            let shapes = self.shape.iter().map(|shape| parse_shape(shape, dtype));
+            let shapes = self.shape.iter().map(|shape| Ok(parse_workload(shape, types)?.problem));
             shapes.collect::<Result<_, _>>().map_err(usage)?
         };
         let problems: Vec<Problem> = problems.into_iter().map(|problem| problem.with_mask(mask)).collect();
@@ -162,19 +165,37 @@ impl Roofline {
         Ok(problems)
     }
 
-    fn measured(&self, dtype: DType) -> Result<Vec<MeasuredPoint>, Failure> {
+    fn measured(&self, types: DTypes) -> Result<Vec<MeasuredPoint>, Failure> {
         let mut points = Vec::new();
         for file in &self.record {
             let record = Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
             for row in record.content.rows {
                 let problem = row.problem.problem().map_err(|error| Failure::Usage(error.to_string()))?;
-                if problem.dtype == dtype {
+                if problem.dtypes() == types {
                     points.push(MeasuredPoint { seconds: row.median(), kernel: row.kernel, problem });
                 }
             }
         }
         Ok(points)
     }
+}
+
+/// The devices that can multiply these types. One that was asked for alone and cannot is an error; of several, those that
+/// cannot are left out.
+fn with_products_of(devices: Vec<RoofDevice>, types: DTypes, output: &mut Output) -> Result<Vec<RoofDevice>, Failure> {
+    let (able, unable): (Vec<RoofDevice>, Vec<RoofDevice>) =
+        devices.into_iter().partition(|device| device.flops(types).is_some());
+    let names = unable.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");
+    if able.is_empty() {
+        return Err(Failure::Usage(format!(
+            "{names} has no tensor cores for {}; use --dtype 'bf16 kv {}', whose products are of 16 bits, or a --device from Ada or Hopper on",
+            types.query, types.key_value
+        )));
+    }
+    if !unable.is_empty() {
+        output.note(&format!("left out, for lack of tensor cores for {}: {names}", types.query));
+    }
+    Ok(able)
 }
 
 fn words(device: &RoofDevice) -> String {
@@ -184,13 +205,14 @@ fn words(device: &RoofDevice) -> String {
     } else {
         String::new()
     };
+    let fp8 = device.fp8_flops.map_or_else(String::new, |rate| format!(", {} in FP8", tera(rate)));
     let exponentials = if device.exponentials.is_finite() {
         format!(", {} T exponentials/s", tera(device.exponentials))
     } else {
         String::new()
     };
     format!(
-        "{}: {} TFLOP/s in 16-bit products, {} in f32, memory {} TB/s{l2}{exponentials} ({})",
+        "{}: {} TFLOP/s in 16-bit products{fp8}, {} in f32, memory {} TB/s{l2}{exponentials} ({})",
         device.name,
         tera(device.tensor_flops),
         tera(device.vector_flops),

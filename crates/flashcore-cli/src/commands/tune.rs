@@ -6,10 +6,10 @@ use clap::Args;
 use flashcore::tuning::{machine, problem_class};
 use flashcore_bench::lab::tune::{Found, tune};
 use flashcore_bench::testkit::gpu::Gpu;
-use flashcore_bench::testkit::{mask_text, shape_text};
+use flashcore_bench::testkit::{Workload, mask_text};
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::tuning::{Tuned, TuningStore};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, DTypes};
 
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
@@ -22,15 +22,15 @@ use crate::{Ending, Failure, interrupt};
 /// to the same power of two. Later plans use it unless FLASHCORE_TUNING=off.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore tune --shape 1x8x512x64\n  flashcore tune --shape 4x32/8x1,8192x128 --dtype bf16 --lse\n  flashcore tune --list\n  flashcore tune --forget all"
+    after_help = "Examples:\n  flashcore tune --shape 1x8x512x64\n  flashcore tune --shape 4x32/8x1,8192x128 --dtype bf16 --lse\n  flashcore tune --shape 8x32/8x1,8192x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore tune --list\n  flashcore tune --forget all"
 )]
 pub(crate) struct Tune {
-    /// The problem: batch x heads[/key heads] x queries[,keys] x dim
+    /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+feature]; of FP8, +scales[=tensor|head|sequence|token]
     #[arg(long, required_unless_present_any = ["list", "forget"])]
     shape: Option<String>,
-    /// The element type
-    #[arg(long, default_value_t = DType::F16)]
-    dtype: DType,
+    /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    #[arg(long, default_value_t = super::one_type(DType::F16))]
+    dtype: DTypes,
     /// The mask: full, causal, causal-top-left or window:LEFT,RIGHT
     #[arg(long, default_value = "full")]
     mask: String,
@@ -118,7 +118,7 @@ impl Tune {
                     seconds,
                     default_config: default.to_string(),
                     default_seconds,
-                    problem: format!("{} {} {}", shape_text(&problem), problem.dtype, mask_text(problem.mask)),
+                    problem: format!("{} {} {}", problem.shape(), problem.dtypes(), mask_text(problem.mask)),
                 })
                 .map_err(environment)?;
             self.say(output, &format!("stored for `{class}` in {}", store.path().display()))?;
@@ -126,9 +126,10 @@ impl Tune {
         Ok(Ending::Well)
     }
 
-    fn problem(&self) -> Result<Problem, Failure> {
-        let problem = super::computable_problem(self.shape.as_deref().unwrap_or_default(), self.dtype, &self.mask)?;
-        Ok(problem.with_lse(self.lse))
+    fn problem(&self) -> Result<Workload, Failure> {
+        let mut problem = super::computable_problem(self.shape.as_deref().unwrap_or_default(), self.dtype, &self.mask)?;
+        problem.problem.lse = self.lse;
+        Ok(problem)
     }
 
     fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {

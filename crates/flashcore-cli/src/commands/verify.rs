@@ -13,9 +13,8 @@ use flashcore_bench::testkit::jobs::{Judged, judge_case, judge_in_processes, ser
 use flashcore_bench::testkit::memory::require_judging;
 use flashcore_bench::testkit::suites::{self, Kernels, Runner};
 use flashcore_bench::testkit::verify::NoVerdict;
-use flashcore_bench::testkit::{Backend, Case};
+use flashcore_bench::testkit::{Backend, Case, Workload};
 use flashcore_cpu::{Level, LevelError};
-use flashcore_kernels::Config;
 use flashcore_problem::{DType, DTypes, Layout, LseBase, Stress};
 use rayon::prelude::*;
 
@@ -33,7 +32,7 @@ use crate::{Ending, Failure, interrupt};
 /// access one byte out of bounds ends the command with a segmentation fault that says which tensor was left.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128 --dtype bf16 --kv-dtype e4m3 --scales\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Verify {
@@ -66,19 +65,20 @@ pub(crate) struct Verify {
     /// [default: the fastest]
     #[arg(long, value_name = "LEVEL")]
     cpu_level: Option<LevelChoice>,
-    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 1x8x512x64, 1x2x300x64+documents or 4x8/2x1,300x64+seqused_k+pages=80x16
+    /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 1x8x512x64, 1x2x300x64+documents or 4x8/2x1,300x64+seqused_k+pages=80x16; of FP8, +scales (a form drawn by the seed) or +scales=tensor, head, sequence or token
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type of the case
-    #[arg(long, default_value_t = DType::F16, requires = "shape")]
-    dtype: DType,
-    /// The element type of key and value of the case, e4m3 or e5m2: a KV cache in FP8, on the CPU [default: --dtype]
+    /// The element type of the case, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    #[arg(long, default_value_t = super::one_type(DType::F16), requires = "shape")]
+    dtype: DTypes,
+    /// The element type of key and value of the case, e4m3 or e5m2: a KV cache in FP8 [default: as --dtype says]
     #[arg(long, value_name = "DTYPE", requires = "shape")]
     kv_dtype: Option<DType>,
-    /// The element type of the output of the case, f16 or bf16 where --dtype is e4m3 [default: --dtype]
+    /// The element type of the output of the case, f16 or bf16 where --dtype is e4m3 [default: as --dtype says]
     #[arg(long, value_name = "DTYPE", requires = "shape")]
     out_dtype: Option<DType>,
-    /// Scales for the tensors of the case that are of 8 bits, per tensor, head, sequence or token as the seed says
+    /// Scales for the tensors of the case that are of 8 bits, per tensor, head, sequence or token as the seed says; the same
+    /// as +scales in --shape, which takes a form, as in +scales=head
     #[arg(long, requires = "shape")]
     scales: bool,
     /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
@@ -456,7 +456,7 @@ impl Verify {
                 SuiteName::Full => suites::full(runner),
             });
         };
-        let mut problem = super::problem_of_types(shape, self.dtypes(), &self.mask)?;
+        let Workload { mut problem, scales } = super::problem(shape, self.dtypes(), &self.mask)?;
         if self.scales {
             let types = problem.dtypes();
             problem.q_scale = types.query.is_float8();
@@ -472,18 +472,22 @@ impl Verify {
         require_judging(&problem, self.repeats).map_err(super::impossible)?;
         let backend = match self.backend {
             BackendName::Cpu => Backend::Cpu(level),
-            BackendName::Sim => Backend::Sim(only.unwrap_or_else(Config::ampere)),
-            BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(Config::ampere)),
+            BackendName::Sim => Backend::Sim(only.unwrap_or_else(|| super::simulated_config(&problem))),
+            BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(|| super::simulated_config(&problem))),
         };
-        Ok(vec![Case { numbers: self.stress.map(Stress::from).into(), ..Case::new(problem, self.seed, backend) }])
+        Ok(vec![Case {
+            numbers: self.stress.map(Stress::from).into(),
+            scales,
+            ..Case::new(problem, self.seed, backend)
+        }])
     }
 }
 
 impl Verify {
     /// The element types of the case.
     fn dtypes(&self) -> DTypes {
-        let [key_value, output] = [self.kv_dtype, self.out_dtype].map(|dtype| dtype.unwrap_or(self.dtype));
-        DTypes { query: self.dtype, key_value, output }
+        let DTypes { query, key_value, output } = self.dtype;
+        DTypes { query, key_value: self.kv_dtype.unwrap_or(key_value), output: self.out_dtype.unwrap_or(output) }
     }
 }
 

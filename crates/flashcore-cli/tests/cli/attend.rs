@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
+use flashcore_bench::testkit::ScaleForm;
 use flashcore_problem::{
-    Alignment, DType, Evidence, Inputs, Layout, Mask, Outputs, Problem, ReferenceError, Tensor, judge, oracle,
+    Alignment, DType, Evidence, Inputs, Layout, Mask, Outputs, Problem, ReferenceError, Scale, ScaleStrides, Tensor,
+    judge, oracle,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -56,7 +58,8 @@ fn bytes<const N: usize, T: Copy>(values: &[T], encode: impl Fn(T) -> [u8; N]) -
 
 /// The inputs of a problem as the entries of a file.
 fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
-    let dtype = file_dtype(problem.dtype);
+    let types = problem.dtypes();
+    let (dtype, key_dtype) = (file_dtype(types.query), file_dtype(types.key_value));
     let key = |columns| axes(problem, problem.key_heads, problem.key_length, columns);
     let mut entries = vec![
         (
@@ -65,8 +68,8 @@ fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
             axes(problem, problem.query_heads, problem.query_length, problem.head_dim),
             inputs.query.data.clone(),
         ),
-        ("key", dtype, key(problem.head_dim), inputs.key.data.clone()),
-        ("value", dtype, key(problem.value_dim), inputs.value.data.clone()),
+        ("key", key_dtype, key(problem.head_dim), inputs.key.data.clone()),
+        ("value", key_dtype, key(problem.value_dim), inputs.value.data.clone()),
     ];
     let heads = vec![problem.query_heads];
     for (name, values) in [("alibi_slopes", &inputs.alibi_slopes), ("sinks", &inputs.sinks)] {
@@ -86,13 +89,44 @@ fn entries(problem: &Problem, inputs: &Inputs) -> Vec<Entry> {
         ];
         entries.push(("bias", Dtype::F32, shape, bytes(&bias.data, f32::to_le_bytes)));
     }
+    let key_size = (problem.key_heads, problem.key_length);
+    for (name, scale, size) in [
+        ("q_scale", &inputs.q_scale, (problem.query_heads, problem.query_length)),
+        ("k_scale", &inputs.k_scale, key_size),
+        ("v_scale", &inputs.v_scale, key_size),
+    ] {
+        entries.extend(scale.as_ref().map(|scale| scale_entry(name, problem, scale, size)));
+    }
     entries
 }
 
+/// A scale of one of the forms of a shape; that of tokens in the order of the axes.
+fn scale_entry(name: &'static str, problem: &Problem, scale: &Scale, (heads, rows): (usize, usize)) -> Entry {
+    let Problem { batch, key_heads, .. } = *problem;
+    let ScaleStrides { sequence, row, key_head, .. } = scale.strides;
+    let mut data = scale.data.clone();
+    let shape = match (row, sequence, key_head) {
+        (0, 0, 0) => vec![1],
+        (0, 0, _) => vec![key_heads],
+        (0, ..) => vec![batch, key_heads],
+        _ if problem.layout == Layout::Bshd => vec![batch, rows, heads],
+        _ => {
+            let place = |index: usize| (index / (heads * rows), index / rows % heads, index % rows);
+            let from = |(batch, head, row): (usize, usize, usize)| scale.data[(batch * rows + row) * heads + head];
+            data = (0..data.len()).map(|index| from(place(index))).collect();
+            vec![batch, heads, rows]
+        }
+    };
+    (name, Dtype::F32, shape, bytes(&data, f32::to_le_bytes))
+}
+
 fn round_trip(name: &str, problem: &Problem, options: &[&str]) {
+    round_trip_of(name, problem, &Inputs::random(problem, 7), options);
+}
+
+fn round_trip_of(name: &str, problem: &Problem, inputs: &Inputs, options: &[&str]) {
     let scratch = Scratch::new(name);
-    let inputs = Inputs::random(problem, 7);
-    write(&scratch.file("in.safetensors"), &entries(problem, &inputs));
+    write(&scratch.file("in.safetensors"), &entries(problem, inputs));
     let output = attend(&scratch, options);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{name}");
     assert_eq!(output.status.code(), Some(0), "{name}");
@@ -101,16 +135,17 @@ fn round_trip(name: &str, problem: &Problem, options: &[&str]) {
     let file = fs::read(scratch.file("out.safetensors")).expect("written");
     let file = SafeTensors::deserialize(&file).expect("a safetensors file");
     let written = file.tensor("output").expect("an output");
-    assert_eq!(written.dtype(), file_dtype(problem.dtype));
+    let output_type = problem.dtypes().output;
+    assert_eq!(written.dtype(), file_dtype(output_type));
     assert_eq!(written.shape(), axes(problem, problem.query_heads, problem.query_length, problem.value_dim));
     let sums = file.tensor("lse").ok().map(|sums| {
         assert_eq!(sums.shape(), [problem.batch, problem.query_heads, problem.query_length]);
         sums.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     });
-    let outputs = Outputs { output: Tensor { dtype: problem.dtype, data: written.data().to_vec() }, lse: sums };
-    let expected = oracle(problem, &inputs).expect("a valid problem");
-    let yardstick = ReferenceError::measure(problem, &inputs, &expected).expect("a valid problem");
-    let verdict = judge(problem, &expected, &yardstick, &Evidence::new(&inputs, &outputs));
+    let outputs = Outputs { output: Tensor { dtype: output_type, data: written.data().to_vec() }, lse: sums };
+    let expected = oracle(problem, inputs).expect("a valid problem");
+    let yardstick = ReferenceError::measure(problem, inputs, &expected).expect("a valid problem");
+    let verdict = judge(problem, &expected, &yardstick, &Evidence::new(inputs, &outputs));
     assert!(verdict.passed(), "{name}: {verdict}");
 }
 
@@ -131,6 +166,65 @@ fn what_is_written_is_attention() {
     let mut problem = Problem::new(3, 4, 9, 16, DType::F16);
     (problem.alibi, problem.sinks, problem.bias, problem.seqused_k) = (true, true, true, true);
     round_trip("optional-tensors", &problem, &["--device", "cpu"]);
+}
+
+/// FP8 caches and queries with scales of every form, on the CPU and in the simulator.
+#[test]
+fn scales_of_every_form_are_read() {
+    for (form, layout) in ScaleForm::ALL.into_iter().flat_map(|form| [(form, Layout::Bhsd), (form, Layout::Bshd)]) {
+        let check = |types: &str, options: &[&str]| {
+            let problem = Problem::new(3, 4, 9, 16, DType::F16).with_dtypes(types.parse().expect("types"));
+            let mut problem = problem.with_layout(layout).with_k_scale(true).with_v_scale(true);
+            problem.q_scale = problem.dtype.is_float8();
+            (problem.key_heads, problem.key_length, problem.seqused_k) = (2, 70, true);
+            let mut inputs = Inputs::random(&problem, 7);
+            form.draw(&problem, &mut inputs, 7);
+            let layout = if layout == Layout::Bshd { "bshd" } else { "bhsd" };
+            let name = format!("{form}-{layout}-{}", types.replace(' ', "-"));
+            round_trip_of(&name, &problem, &inputs, &[&["--layout", layout], options].concat());
+        };
+        check("bf16 kv e4m3", &["--device", "cpu"]);
+        check("e4m3 kv e5m2 out f16", &["--device", "cpu", "--out-dtype", "f16"]);
+        check("f16 kv e5m2", &["--device", "sim", "--kernel", "ampere", "--verify"]);
+    }
+}
+
+#[test]
+fn bad_scales_are_named() {
+    let scratch = Scratch::new("bad-scales");
+    let wrong = |types: [Dtype; 2], scale: Entry, message: &str| {
+        let [query, key] = types;
+        let file = [
+            zeros("query", query, &[2, 4, 5, 16]),
+            zeros("key", key, &[2, 2, 6, 16]),
+            zeros("value", key, &[2, 2, 6, 16]),
+            scale,
+        ];
+        write(&scratch.file("in.safetensors"), &file);
+        check(&scratch, &["--device", "cpu"], 2, &format!("in.safetensors: {message}"));
+    };
+    let cache = [Dtype::BF16, Dtype::F8_E4M3];
+    wrong(
+        cache,
+        zeros("k_scale", Dtype::F32, &[3]),
+        "k_scale has shape [3]; it must be [1], one of the tensor, [2], one per KV head, [2, 2], one per batch and KV head, or [2, 2, 6], one per token: [batch, heads, rows]",
+    );
+    wrong(
+        cache,
+        zeros("q_scale", Dtype::F32, &[1]),
+        "q_scale scales a query of F8_E4M3 or F8_E5M2, and the query is bf16",
+    );
+    wrong(cache, zeros("v_scale", Dtype::F64, &[1]), "v_scale is F64; it must be F16, BF16 or F32");
+    wrong(
+        [Dtype::F8_E4M3; 2],
+        zeros("q_scale", Dtype::F32, &[1]),
+        "query is e4m3, which no output is; --out-dtype f16 or --out-dtype bf16 says what the output is",
+    );
+    wrong(
+        cache,
+        zeros("k_descale", Dtype::F32, &[1]),
+        "`k_descale` would not be used: scales of 8-bit tensors are `q_scale`, `k_scale` and `v_scale`; --ignore k_descale leaves it out",
+    );
 }
 
 #[test]
@@ -197,7 +291,10 @@ fn every_bad_tensor_is_named() {
         check(&scratch, &[], 2, &format!("in.safetensors: {message}"));
     };
     let f16 = |name, shape: &[usize]| zeros(name, Dtype::F16, shape);
-    wrong(zeros("query", Dtype::I32, &[2, 4, 5, 8]), "query is I32; it must be F16, BF16, F32 or F64");
+    wrong(
+        zeros("query", Dtype::I32, &[2, 4, 5, 8]),
+        "query is I32; it must be F16, BF16, F32, F64, F8_E4M3 or F8_E5M2",
+    );
     wrong(f16("key", &[2, 6, 8]), "key has shape [2, 6, 8], 3 axes; it must have 4: [batch, heads, rows, dim]");
     wrong(
         zeros("key", Dtype::BF16, &[2, 2, 6, 8]),

@@ -6,6 +6,7 @@ mod build_script;
 mod command;
 mod conformance;
 mod doctor_and_cache;
+mod fp8;
 mod hostile_files;
 mod interrupt;
 mod interrupted;

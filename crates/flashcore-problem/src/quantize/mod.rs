@@ -175,7 +175,7 @@ pub enum QuantizeError {
     Codes {
         /// The tensor.
         tensor: &'static str,
-        /// Its type.
+        /// Element type of the tensor.
         dtype: DType,
     },
     /// A number without a scale.
@@ -185,11 +185,11 @@ pub enum QuantizeError {
         tensor: &'static str,
         /// The number.
         value: String,
-        /// Its batch or page.
+        /// Batch, or page of a paged cache, that has the number.
         batch: usize,
-        /// Its head.
+        /// Head that has the number.
         head: usize,
-        /// Its row.
+        /// Row of the number in its batch or page.
         row: usize,
     },
     /// A scale that is not above 0 and finite, or a block without rows.
@@ -221,13 +221,13 @@ pub enum QuantizeError {
          scales per tensor, head, token or block without smoothing, or give each sequence rows of its own"
     )]
     SharedRow {
-        /// Its batch or page.
+        /// Batch, or page of a paged cache, that has the row.
         batch: usize,
-        /// Its row.
+        /// Number of the row in its batch or page.
         row: usize,
-        /// A sequence.
+        /// The first sequence that the row belongs to.
         first: usize,
-        /// Another.
+        /// The other sequence that the row belongs to.
         second: usize,
         /// The thing that differs between the two.
         what: &'static str,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use flashcore_cpu::Level;
-use flashcore_problem::{Inputs, Outputs, Problem};
+use flashcore_problem::{DType, Inputs, Outputs, Problem};
 
 use super::comparison::ComparedRow;
 use super::rounds::{Arm, Options, Progress, rounds};
@@ -13,6 +13,7 @@ use super::worker::CompareError;
 use crate::floor::{Ceilings, Work};
 use crate::lab::peak::Peak;
 use crate::lab::record::{Measurement, ProblemKey, Verified};
+use crate::testkit::Workload;
 use crate::testkit::gpu::{Gpu, GpuArm};
 use crate::testkit::sample::judge_worst;
 use crate::timing::Times;
@@ -36,23 +37,29 @@ pub fn measure_ceilings(subject: Subject, problem: &Problem, gpu: Option<&Gpu>) 
     match subject {
         Subject::Cpu(level) => {
             let level = level.map_or_else(Level::default_level, Ok)?;
-            Ok(Peak::of_cpu(level, problem.dtype).ceilings())
+            Ok(Peak::of_cpu(level, multiplied_type(problem)).ceilings())
         }
         Subject::Cuda(_) => {
             let ceilings = gpu.ok_or(CompareError::NoGpu)?.ceilings()?;
             // Warm times: inputs may come from the cache.
-            Ok(Ceilings { bytes: f64::INFINITY, ..ceilings })
+            Ok(Ceilings { bytes: f64::INFINITY, ..ceilings }.of_types(problem.dtypes()))
         }
     }
 }
 
+/// The type in which a processor multiplies a problem: 8-bit numbers become `f32`, and so does what they meet.
+fn multiplied_type(problem: &Problem) -> DType {
+    let types = problem.dtypes();
+    if types.are_same() { types.query } else { DType::F32 }
+}
+
 /// A measurement without its times.
-fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified, ceilings: &Ceilings) -> Measurement {
-    let work = Work::of(problem);
+fn measurement(workload: &Workload, kernel: String, seed: u64, verified: Verified, ceilings: &Ceilings) -> Measurement {
+    let work = Work::of(workload);
     let (floor_seconds, bound) = ceilings.floor(work);
     Measurement {
         kernel,
-        problem: ProblemKey::of(problem),
+        problem: ProblemKey::of_workload(workload),
         seed,
         verified,
         output_sha256: None,
@@ -69,15 +76,15 @@ fn measurement(problem: &Problem, kernel: String, seed: u64, verified: Verified,
 /// The tensors of a problem, which all arms of a comparison share: where tensors lie makes tiny problems faster or slower
 /// by several percent, which would be found and called an effect.
 pub(super) struct CpuTensors {
-    problem: Problem,
+    workload: Workload,
     inputs: Inputs,
     outputs: Outputs,
 }
 
 impl CpuTensors {
-    pub(super) fn new(problem: &Problem, seed: u64) -> Self {
-        let (inputs, outputs) = (Inputs::random(problem, seed), Outputs::poisoned(problem));
-        Self { problem: problem.clone(), inputs, outputs }
+    pub(super) fn new(workload: &Workload, seed: u64) -> Self {
+        let (inputs, outputs) = (workload.inputs(seed), Outputs::poisoned(workload));
+        Self { workload: workload.clone(), inputs, outputs }
     }
 }
 
@@ -101,10 +108,10 @@ impl CpuArm {
 
     /// Seconds of one run, of as many as make a slot.
     pub(super) fn seconds(self, tensors: &mut CpuTensors) -> Result<f64, CompareError> {
-        let CpuTensors { problem, inputs, outputs } = tensors;
+        let CpuTensors { workload, inputs, outputs } = tensors;
         let start = Instant::now();
         for _ in 0..self.repetitions {
-            flashcore_cpu::attend_with(self.level, problem, &*inputs, &mut *outputs)?;
+            flashcore_cpu::attend_with(self.level, workload, &*inputs, &mut *outputs)?;
         }
         let mut seconds = start.elapsed().as_secs_f64();
         let end = seconds * (1.0 + self.slower);
@@ -120,7 +127,7 @@ impl CpuArm {
     pub(super) fn settle_floor(self, measurement: &mut Measurement, ceilings: &Ceilings, seconds: &[f64]) {
         let median = Times { seconds: seconds.to_vec() }.quantile(0.5);
         if let Ok(problem) = measurement.problem.problem() {
-            let mut peak = Peak::known_of_cpu(ceilings.flops, self.level, problem.dtype);
+            let mut peak = Peak::known_of_cpu(ceilings.flops, self.level, multiplied_type(&problem));
             (measurement.floor_seconds, measurement.bound) = peak.floor_below(measurement.work, median);
         }
     }
@@ -132,26 +139,26 @@ impl CpuArm {
         ceilings: &Ceilings,
         seed: u64,
     ) -> Result<Measurement, CompareError> {
-        tensors.outputs = Outputs::poisoned(&tensors.problem);
+        tensors.outputs = Outputs::poisoned(&tensors.workload);
         self.seconds(tensors)?;
-        let CpuTensors { problem, inputs, outputs } = tensors;
-        let verdict = judge_worst(problem, None, inputs, outputs)?;
+        let CpuTensors { workload, inputs, outputs } = tensors;
+        let verdict = judge_worst(workload, None, inputs, outputs)?;
         let output_sha256 = Some(sha256(&outputs.output.data));
         let verified = Verified::of(&verdict);
-        Ok(Measurement { output_sha256, ..measurement(problem, self.level.to_string(), seed, verified, ceilings) })
+        Ok(Measurement { output_sha256, ..measurement(workload, self.level.to_string(), seed, verified, ceilings) })
     }
 }
 
 /// Verdict of the gates on the output of a GPU kernel, and the hash of that output.
 pub(super) fn judge_gpu(
     arm: &GpuArm,
-    problem: &Problem,
+    workload: &Workload,
     inputs: &Inputs,
     ceilings: &Ceilings,
     seed: u64,
 ) -> Result<Measurement, CompareError> {
-    let (verdict, output_sha256) = arm.judge(problem, inputs)?;
-    let measurement = measurement(problem, arm.name(), seed, Verified::of(&verdict), ceilings);
+    let (verdict, output_sha256) = arm.judge(workload, inputs)?;
+    let measurement = measurement(workload, arm.name(), seed, Verified::of(&verdict), ceilings);
     Ok(Measurement { output_sha256: Some(output_sha256), ..measurement })
 }
 
@@ -159,7 +166,7 @@ pub(super) fn judge_gpu(
 /// they were timed is verified after.
 pub fn compare_in_process(
     sides: [Subject; 2],
-    problem: &Problem,
+    workload: &Workload,
     gpu: Option<&Gpu>,
     ceilings: [Ceilings; 2],
     options: &Options,
@@ -167,7 +174,7 @@ pub fn compare_in_process(
 ) -> Result<ComparedRow, CompareError> {
     match sides {
         [Subject::Cpu(a), Subject::Cpu(b)] => {
-            let mut tensors = CpuTensors::new(problem, options.seed);
+            let mut tensors = CpuTensors::new(workload, options.seed);
             let first = CpuArm::new(a, &mut tensors, 0.0)?;
             let second = CpuArm::new(b, &mut tensors, options.slow_b)?;
             let judged = |tensors: &mut CpuTensors| -> Result<[Measurement; 2], CompareError> {
@@ -191,11 +198,11 @@ pub fn compare_in_process(
                 return Err(CompareError::SlowOnGpu);
             }
             let gpu = gpu.ok_or(CompareError::NoGpu)?;
-            let inputs = Inputs::random(problem, options.seed);
-            let arm = |config| GpuArm::new(gpu, problem, config, &inputs);
+            let inputs = workload.inputs(options.seed);
+            let arm = |config| GpuArm::new(gpu, workload, config, &inputs);
             let arms = [arm(a)?, arm(a)?, arm(b)?];
             let judged = || -> Result<[Measurement; 2], CompareError> {
-                let judge = |arm, ceilings| judge_gpu(arm, problem, &inputs, ceilings, options.seed).and_then(trusted);
+                let judge = |arm, ceilings| judge_gpu(arm, workload, &inputs, ceilings, options.seed).and_then(trusted);
                 Ok([judge(&arms[0], &ceilings[0])?, judge(&arms[2], &ceilings[1])?])
             };
             judged()?;

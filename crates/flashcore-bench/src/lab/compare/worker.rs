@@ -8,7 +8,6 @@ use std::iter;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use flashcore_problem::{Inputs, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::comparison::ComparedRow;
@@ -19,7 +18,7 @@ use crate::lab::peak::working_threads;
 use crate::lab::record::{Build, Measurement};
 use crate::testkit::gpu::{Gpu, GpuArm};
 use crate::testkit::verify::NoVerdict;
-use crate::testkit::{mask_text, shape_text};
+use crate::testkit::{Workload, mask_text};
 
 /// The version of what workers and those who ask them say.
 const PROTOCOL: u32 = 1;
@@ -85,7 +84,7 @@ pub enum CompareError {
 /// Is a worker: runs a subject on a problem when `orders` say so, until they end.
 pub fn serve(
     subject: Subject,
-    problem: &Problem,
+    workload: &Workload,
     seed: u64,
     build: &Build,
     orders: impl BufRead,
@@ -95,10 +94,10 @@ pub fn serve(
         Subject::Cpu(_) => None,
         Subject::Cuda(_) => Some(Gpu::open(0)?),
     };
-    let ceilings = measure_ceilings(subject, problem, gpu.as_ref())?;
+    let ceilings = measure_ceilings(subject, workload, gpu.as_ref())?;
     match (subject, &gpu) {
         (Subject::Cpu(level), _) => {
-            let mut tensors = CpuTensors::new(problem, seed);
+            let mut tensors = CpuTensors::new(workload, seed);
             let arm = CpuArm::new(level, &mut tensors, 0.0)?;
             let mut times = Vec::new();
             obey(build, orders, answers, |order| match order {
@@ -117,13 +116,13 @@ pub fn serve(
             })
         }
         (Subject::Cuda(config), Some(gpu)) => {
-            let inputs = Inputs::random(problem, seed);
-            let arm = GpuArm::new(gpu, problem, config, &inputs)?;
+            let inputs = workload.inputs(seed);
+            let arm = GpuArm::new(gpu, workload, config, &inputs)?;
             let mut timer = arm.timer()?;
             obey(build, orders, answers, |order| match order {
                 Order::Run => Ok(Done::Ran(timer.seconds()?)),
                 Order::Judge => {
-                    judge_gpu(&arm, problem, &inputs, &ceilings, seed).map(|judged| Done::Judged(Box::new(judged)))
+                    judge_gpu(&arm, workload, &inputs, &ceilings, seed).map(|judged| Done::Judged(Box::new(judged)))
                 }
             })
         }
@@ -186,12 +185,12 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(program: &Path, subject: Subject, problem: &Problem, seed: u64) -> Result<Self, CompareError> {
+    fn start(program: &Path, subject: Subject, workload: &Workload, seed: u64) -> Result<Self, CompareError> {
         let name = program.display().to_string();
         let complain = |said: String| CompareError::Worker { program: name.clone(), said };
         let mut child = Command::new(program)
-            .args(["compare-worker", "--subject", &subject.to_string(), "--shape", &shape_text(problem)])
-            .args(["--dtype", &problem.dtype.to_string(), "--mask", &mask_text(problem.mask)])
+            .args(["compare-worker", "--subject", &subject.to_string(), "--shape", &workload.shape()])
+            .args(["--dtype", &workload.dtypes().to_string(), "--mask", &mask_text(workload.mask)])
             .args(["--seed", &seed.to_string()])
             // As many threads as the record of the comparison says, whatever the other build would take.
             .env("RAYON_NUM_THREADS", working_threads().to_string())
@@ -259,11 +258,11 @@ impl Drop for Worker {
 pub fn compare_workers(
     programs: [&Path; 2],
     subjects: [Subject; 2],
-    problem: &Problem,
+    workload: &Workload,
     options: &Options,
     go_on: impl FnMut(Progress) -> bool,
 ) -> Result<(ComparedRow, [Build; 2]), CompareError> {
-    let start = |side: usize| Worker::start(programs[side], subjects[side], problem, options.seed);
+    let start = |side: usize| Worker::start(programs[side], subjects[side], workload, options.seed);
     let mut workers = [start(0)?, start(0)?, start(1)?];
     let (rounds, conclusion) = rounds(options, |arm| workers[arm as usize].seconds(), go_on)?;
     let (a, b) = (workers[0].judge()?, workers[2].judge()?);
@@ -275,11 +274,11 @@ pub fn compare_workers(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::DType;
+    use flashcore_problem::{DType, Problem};
 
     #[test]
     fn a_worker_greets_runs_and_judges() {
-        let problem = Problem::new(1, 2, 40, 16, DType::F32);
+        let problem = Workload::from(Problem::new(1, 2, 40, 16, DType::F32));
         let build = crate::lab::record::Origin::for_tests().build;
         let mut said = Vec::new();
         serve(Subject::Cpu(None), &problem, 3, &build, "run\nrun\njudge\n".as_bytes(), &mut said).expect("it works");

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Content, Kind};
 use crate::floor::{Bound, Work};
-use crate::testkit::{ShapeError, mask_text, parse_mask, parse_shape, shape_text};
+use crate::testkit::{ShapeError, Workload, mask_text, parse_mask, parse_workload};
 use crate::timing::Times;
 use crate::util::digest::sha256_of_numbers;
 
@@ -26,19 +26,30 @@ pub struct ProblemKey {
 impl ProblemKey {
     /// The name of a problem without further features.
     pub fn of(problem: &Problem) -> Self {
-        Self { shape: shape_text(problem), dtype: problem.dtypes().to_string(), mask: mask_text(problem.mask) }
+        Self::of_workload(&problem.clone().into())
+    }
+
+    /// The name of a problem with scales of a form.
+    pub fn of_workload(workload: &Workload) -> Self {
+        let (dtype, mask) = (workload.dtypes().to_string(), mask_text(workload.mask));
+        Self { shape: workload.shape(), dtype, mask }
     }
 
     /// The problem of this name, if it is one: records come from anywhere.
     pub fn problem(&self) -> Result<Problem, ShapeError> {
+        Ok(self.workload()?.problem)
+    }
+
+    /// The problem of this name, with the form of its scales.
+    pub fn workload(&self) -> Result<Workload, ShapeError> {
         let types: DTypes = self.dtype.parse().map_err(|_| ShapeError::Number {
             text: self.to_string(),
             part: self.dtype.clone(),
             meaning: "element type",
         })?;
-        let problem = parse_shape(&self.shape, types.query)?.with_dtypes(types).with_mask(parse_mask(&self.mask)?);
-        let errors = problem.errors();
-        if errors.is_empty() { Ok(problem) } else { Err(ShapeError::Problem { text: self.to_string(), errors }) }
+        let workload = parse_workload(&self.shape, types)?.with_mask(parse_mask(&self.mask)?);
+        let errors = workload.errors();
+        if errors.is_empty() { Ok(workload) } else { Err(ShapeError::Problem { text: self.to_string(), errors }) }
     }
 }
 

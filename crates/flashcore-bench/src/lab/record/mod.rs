@@ -40,6 +40,8 @@ pub enum Kind {
     Ladder,
     /// Errors of element types: `flashcore accuracy --record`.
     Accuracy,
+    /// Throughput of instructions: `flashcore microbench --record`.
+    Microbenchmark,
     /// The best of each problem: `flashcore leaderboard`.
     Leaderboard,
     /// Contents of a bundle: `flashcore repro`.
@@ -56,19 +58,21 @@ impl Kind {
             Self::Verification => "verification",
             Self::Ladder => "ladder",
             Self::Accuracy => "accuracy",
+            Self::Microbenchmark => "microbenchmark",
             Self::Leaderboard => "leaderboard",
             Self::Manifest => "manifest",
         }
     }
 
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Measurements,
         Self::Comparison,
         Self::Profile,
         Self::Verification,
         Self::Ladder,
         Self::Accuracy,
+        Self::Microbenchmark,
         Self::Leaderboard,
         Self::Manifest,
     ];
@@ -82,6 +86,7 @@ impl Kind {
             Self::Verification => "flashcore verify --record FILE",
             Self::Ladder => "flashcore ladder --record FILE",
             Self::Accuracy => "flashcore accuracy --record FILE",
+            Self::Microbenchmark => "flashcore microbench --record FILE",
             Self::Leaderboard => "flashcore leaderboard promote FILE",
             Self::Manifest => "flashcore repro",
         }

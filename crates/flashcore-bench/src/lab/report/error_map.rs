@@ -23,8 +23,8 @@ pub struct ErrorMap {
     pub reference: f64,
 }
 
-/// Value columns are a multiple of this: what GPU kernels take.
-const COLUMNS: usize = 8;
+/// Bytes of value columns that a row is a multiple of: what GPU kernels take.
+const COLUMN_BYTES: usize = 16;
 /// The most tiles of keys that are distinguished.
 const MOST_TILES: usize = 64;
 
@@ -39,7 +39,7 @@ pub fn error_map<E: From<Invalid>>(
     let tile = longest.div_ceil(MOST_TILES).next_multiple_of(16);
     let tiles = problem.key_length.div_ceil(tile).max(1);
     let mut weights = problem.clone();
-    weights.value_dim = tiles.next_multiple_of(COLUMNS);
+    weights.value_dim = tiles.next_multiple_of(COLUMN_BYTES / problem.dtypes().key_value.size_bytes().min(2));
     let mut inputs = Inputs::random(&weights, seed);
     inputs.value = tile_values(&weights, tile);
     let expected = oracle(&weights, &inputs)?.output;

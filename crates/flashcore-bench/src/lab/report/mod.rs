@@ -84,7 +84,9 @@ impl Sources {
                 self.ladders.extend(views.unwrap_or_default().into_iter().map(|ladder| (file.clone(), ladder)));
             }
             Some(Kind::Measurements) => self.measurements.push((file.clone(), Record::read(path)?)),
-            Some(Kind::Verification | Kind::Manifest | Kind::Accuracy) | None => self.add_other(&file, path, &text)?,
+            Some(Kind::Verification | Kind::Manifest | Kind::Accuracy | Kind::Microbenchmark) | None => {
+                self.add_other(&file, path, &text)?;
+            }
         }
         // As compact as JSON can be; what is no JSON has been refused above.
         let compact = serde_json::from_str::<Value>(&text).map_or(text, |value| value.to_string());

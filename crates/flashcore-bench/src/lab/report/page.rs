@@ -2,7 +2,7 @@
 
 use core::fmt::Write;
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DTypes, Problem};
 
 use super::{Sources, charts, tables};
 use crate::lab::leaderboard;
@@ -141,7 +141,7 @@ fn rooflines(sources: &Sources) -> String {
         let mut dtypes: Vec<&str> = record.content.rows.iter().map(|row| row.problem.dtype.as_str()).collect();
         dtypes.sort_unstable();
         dtypes.dedup();
-        for dtype in dtypes.into_iter().filter_map(|dtype| dtype.parse::<DType>().ok()) {
+        for dtype in dtypes.into_iter().filter_map(|dtype| dtype.parse::<DTypes>().ok()) {
             let of_type = record.content.rows.iter().filter(|row| row.problem.dtype == dtype.to_string());
             let points: Vec<MeasuredPoint> = of_type
                 .filter_map(|row| {
@@ -165,6 +165,8 @@ fn roof(machine: &Machine) -> Option<RoofDevice> {
         name: machine.device.clone(),
         source: "as recorded".to_owned(),
         tensor_flops: ceilings.flops,
+        // The architecture of a record says whether there are such units, and no kernel without them is in it.
+        fp8_flops: (machine.backend == "cuda").then_some(2.0 * ceilings.flops),
         vector_flops: ceilings.flops,
         dram_bytes: ceilings.bytes,
         l2_bytes: known.as_ref().map_or(f64::INFINITY, |device| device.l2_bytes),

@@ -25,9 +25,13 @@ pub enum Computed {
 /// Operations up to which the simulator stands in for a GPU; more takes minutes.
 const MOST_SIMULATED_FLOPS: f64 = 6e8;
 
-/// The SHA-256 of query, key and value.
+/// The SHA-256 of query, key and value, and of the scales that there are.
 pub fn inputs_sha256(inputs: &Inputs) -> String {
-    sha256(&[&inputs.query.data[..], &inputs.key.data, &inputs.value.data].concat())
+    let mut bytes = [&inputs.query.data[..], &inputs.key.data, &inputs.value.data].concat();
+    for scale in [&inputs.q_scale, &inputs.k_scale, &inputs.v_scale].into_iter().flatten() {
+        bytes.extend(scale.data.iter().flat_map(|number| number.to_le_bytes()));
+    }
+    sha256(&bytes)
 }
 
 /// Computes a case by the backend and kernel that it names, or as near to that as this machine comes.

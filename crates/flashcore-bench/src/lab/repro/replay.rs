@@ -78,7 +78,7 @@ pub fn replay_cases(
     for (index, case) in manifest.cases.iter().enumerate() {
         on_case(index, case);
         let name = format!("{} {}", case.kernel, case.problem);
-        let problem = match case.problem.problem() {
+        let problem = match case.problem.workload() {
             Ok(problem) => problem,
             Err(error) => {
                 replayed.push(Replayed::new(name, Agreement::No, error.to_string()));
@@ -90,7 +90,7 @@ pub fn replay_cases(
             replayed.push(Replayed::new(name, Agreement::Unknown, error.to_string()));
             continue;
         }
-        let inputs = Inputs::random(&problem, case.seed);
+        let inputs = problem.inputs(case.seed);
         let agreement = if inputs_sha256(&inputs) == case.inputs_sha256 { Agreement::Yes } else { Agreement::No };
         replayed.push(Replayed::new(format!("inputs of {name}"), agreement, format!("from seed {}", case.seed)));
         if let Some(file) = &case.output_file {
@@ -198,11 +198,11 @@ pub fn replay_times(
     let mut replayed = Vec::new();
     for case in &manifest.cases {
         let what = format!("time of {} {}", case.kernel, case.problem);
-        let Ok(problem) = case.problem.problem() else { continue };
+        let Ok(problem) = case.problem.workload() else { continue };
         if require_tensors(&problem).is_err() {
             continue;
         }
-        let inputs = Inputs::random(&problem, case.seed);
+        let inputs = problem.inputs(case.seed);
         let seconds = match (case.backend.as_str(), gpu) {
             ("cpu", _) => {
                 case.kernel.parse::<Level>().ok().filter(|level| Level::available().contains(level)).and_then(|level| {

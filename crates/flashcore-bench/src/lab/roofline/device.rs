@@ -1,6 +1,7 @@
 //! Table of devices. Rates are those of data sheets: dense, accumulated in `f32`, at the boost clock.
 
-use flashcore_problem::DType;
+use flashcore_ir::Arch;
+use flashcore_problem::{DType, DTypes};
 
 use crate::testkit::gpu::{EXPONENTIALS_PER_CLOCK, Gpu};
 use crate::util::nearest::unknown;
@@ -20,6 +21,8 @@ pub struct RoofDevice {
     pub source: String,
     /// Operations per second of the units that multiply `f16` and `bf16` matrices.
     pub tensor_flops: f64,
+    /// Operations per second of the units that multiply `e4m3` and `e5m2` matrices; none where there are no such units.
+    pub fp8_flops: Option<f64>,
     /// Operations per second of `f32` multiply-adds.
     pub vector_flops: f64,
     /// Bytes per second of memory.
@@ -127,6 +130,8 @@ impl RoofDevice {
             name: sheet.name.to_owned(),
             source: "data sheet".to_owned(),
             tensor_flops: sheet.tensor * 1e12,
+            // Twice the rate of 16 bits from Ada and Hopper on; Ampere has none.
+            fp8_flops: (sheet.key != "a100").then_some(2.0 * sheet.tensor * 1e12),
             vector_flops: clocks * sheet.lanes * 2.0,
             dram_bytes: sheet.dram * 1e9,
             l2_bytes: clocks * PORT_BYTES_PER_CLOCK,
@@ -154,6 +159,7 @@ impl RoofDevice {
             name: machine.device,
             source: format!("measured on {threads} thread{}", if threads == 1 { "" } else { "s" }),
             tensor_flops,
+            fp8_flops: None,
             vector_flops,
             dram_bytes: crate::timing::measured_cpu_bandwidth(threads),
             l2_bytes: f64::INFINITY,
@@ -166,6 +172,7 @@ impl RoofDevice {
     /// The GPU of this machine: its memory and its smallest launch, measured; the rest by its clock.
     pub fn this_gpu(gpu: &Gpu) -> Result<Self, flashcore::Error> {
         let ceilings = gpu.ceilings()?;
+        let arch: Option<Arch> = gpu.device().context().and_then(|context| context.device().arch().ok());
         let attributes = gpu.device().context().map(|context| context.device().attributes);
         let (num_sms, clock_khz, l2) = attributes.map_or((0, 0, 0), |has| (has.num_sms, has.clock_khz, has.l2_bytes));
         let clocks = f64::from(num_sms) * f64::from(clock_khz) * 1e3;
@@ -174,6 +181,7 @@ impl RoofDevice {
             name: gpu.device().to_string(),
             source: "memory and launch measured, the rest by its clock".to_owned(),
             tensor_flops: ceilings.flops,
+            fp8_flops: arch.filter(|arch| arch.compute() >= 89).map(|_| 2.0 * ceilings.flops),
             vector_flops: clocks * 128.0 * 2.0,
             dram_bytes: ceilings.bytes,
             l2_bytes: clocks * PORT_BYTES_PER_CLOCK,
@@ -183,14 +191,18 @@ impl RoofDevice {
         })
     }
 
-    /// Operations per second for problems of a type: 16-bit types have matrix units, others do not.
-    pub const fn flops(&self, dtype: DType) -> f64 {
-        match dtype {
-            // A processor widens f16 and computes in f32.
-            DType::F16 if self.exponentials.is_infinite() => self.vector_flops,
-            DType::F16 | DType::Bf16 => self.tensor_flops,
-            // No kernel has matrix units multiply 8-bit types.
-            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => self.vector_flops,
+    /// Operations per second for problems of some types, or nothing where the device cannot multiply them: 16-bit types have
+    /// matrix units, and so do FP8 queries on some devices. Keys and values of 8 bits under a wider query are multiplied as
+    /// the query; by a processor, as `f32`.
+    pub fn flops(&self, types: DTypes) -> Option<f64> {
+        let is_cpu = self.exponentials.is_infinite();
+        match types.query {
+            // A processor widens f16 and FP8, and computes in f32.
+            DType::Bf16 if is_cpu && types.are_same() => Some(self.tensor_flops),
+            _ if is_cpu => Some(self.vector_flops),
+            DType::F16 | DType::Bf16 => Some(self.tensor_flops),
+            DType::F32 | DType::F64 => Some(self.vector_flops),
+            DType::E4m3 | DType::E5m2 => self.fp8_flops,
         }
     }
 }
@@ -208,6 +220,27 @@ mod tests {
             RoofDevice::named("l5").expect_err("no device").to_string(),
             "there is no device `l5`; did you mean `l4`? There are l4, l40s, a100, h100, h200, b200, rtx-4090, rtx-5090, this-cpu, this-gpu"
         );
+    }
+
+    #[test]
+    fn rates_follow_the_types() {
+        let rate = |key: &str, types: &str| {
+            let rate = RoofDevice::named(key).expect("a device").flops(types.parse().expect("types"));
+            rate.map(|rate| (rate / 1e12).round())
+        };
+        assert_eq!(rate("h200", "bf16"), Some(989.0));
+        assert_eq!(rate("h200", "bf16 kv e4m3"), Some(989.0));
+        assert_eq!(rate("h200", "e4m3 out bf16"), Some(1978.0));
+        assert_eq!((rate("a100", "bf16 kv e4m3"), rate("a100", "e4m3 out bf16")), (Some(312.0), None));
+        let cpu = RoofDevice {
+            tensor_flops: 4.0,
+            fp8_flops: None,
+            vector_flops: 2.0,
+            exponentials: f64::INFINITY,
+            ..RoofDevice::named("l4").expect("a device")
+        };
+        let of = |types: &str| cpu.flops(types.parse().expect("types"));
+        assert_eq!((of("bf16"), of("bf16 kv e4m3"), of("e4m3 out bf16")), (Some(4.0), Some(2.0), Some(2.0)));
     }
 
     #[test]

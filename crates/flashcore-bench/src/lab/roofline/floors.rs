@@ -63,7 +63,8 @@ impl Floors {
         let reads = work.bytes - output as f64;
         Self {
             work,
-            tensor: work.flops / device.flops(problem.dtype),
+            // A rate that a device lacks is no lower bound.
+            tensor: device.flops(problem.dtypes()).map_or(0.0, |rate| work.flops / rate),
             dram: work.bytes / device.dram_bytes,
             dram_reads: reads / device.dram_bytes,
             l2: work.bytes / device.l2_bytes,

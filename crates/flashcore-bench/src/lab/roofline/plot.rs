@@ -1,6 +1,6 @@
 //! Roofline plot: rate over intensity, the roofs, the problems, and what was measured.
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DTypes, Problem};
 
 use super::device::RoofDevice;
 use super::floors::Floors;
@@ -23,10 +23,10 @@ const HEIGHT: f64 = 430.0;
 /// The roof of the cache.
 const L2: &str = "L2, hot";
 
-/// Draws a device's roofs for problems of a type, the floors of some problems and what was measured.
-pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &[MeasuredPoint]) -> Svg {
-    let peak = device.flops(dtype);
-    let mut svg = Svg::new(&format!("Roofline of {} in {dtype}", device.name), WIDTH, HEIGHT);
+/// Draws a device's roofs for problems of some types, the floors of some problems and what was measured.
+pub fn plot(device: &RoofDevice, types: DTypes, problems: &[Problem], measured: &[MeasuredPoint]) -> Svg {
+    let peak = device.flops(types).unwrap_or(device.vector_flops);
+    let mut svg = Svg::new(&format!("Roofline of {} in {types}", device.name), WIDTH, HEIGHT);
     let all = problems.iter().chain(measured.iter().map(|point| &point.problem));
     let intensities: Vec<f64> = all.map(|problem| Floors::of(problem, device).intensity()).collect();
     let rates = measured.iter().map(|point| Floors::of(&point.problem, device).work.flops / point.seconds);
@@ -88,6 +88,11 @@ pub fn plot(device: &RoofDevice, dtype: DType, problems: &[Problem], measured: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_problem::DType;
+
+    fn f16() -> DTypes {
+        Problem::new(1, 1, 1, 8, DType::F16).dtypes()
+    }
 
     /// Texts of a picture: what each says, its anchor, and its place.
     fn texts(picture: &str) -> Vec<(String, String, f64, f64)> {
@@ -110,7 +115,7 @@ mod tests {
     #[test]
     fn no_label_is_crossed_by_the_other_roof() {
         for device in RoofDevice::table() {
-            let picture = plot(&device, DType::F16, &[Problem::new(1, 8, 512, 64, DType::F16)], &[]).inline();
+            let picture = plot(&device, f16(), &[Problem::new(1, 8, 512, 64, DType::F16)], &[]).inline();
             let find = |name: &str| texts(&picture).into_iter().find(|text| text.0.starts_with(name)).expect("a label");
             let (dram, l2) = (find("DRAM, cold"), find(L2));
             // To the right of the right line and below it; to the left of the left line and above it.
@@ -124,7 +129,7 @@ mod tests {
         let device = RoofDevice::named("h200").expect("a device");
         // Far to the right of where the roofs meet.
         let long = Problem::new(1, 1, 16_384, 128, DType::F16);
-        let picture = plot(&device, DType::F16, &[long], &[]).inline();
+        let picture = plot(&device, f16(), &[long], &[]).inline();
         let slope = picture.lines().find(|line| line.starts_with("<polyline")).expect("a roof");
         let points = slope.split_once("points=\"").and_then(|(_, rest)| rest.split_once('"')).expect("points").0;
         let points: Vec<Vec<f64>> =

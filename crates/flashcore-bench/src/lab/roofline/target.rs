@@ -3,11 +3,11 @@
 use core::fmt;
 use core::str::FromStr;
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DTypes, Problem};
 
 use super::device::RoofDevice;
 use super::floors::Floors;
-use crate::testkit::{ShapeError, parse_shape, shape_text};
+use crate::testkit::{ShapeError, parse_workload, shape_text};
 
 /// The part of the matrix units' rate beyond which a target is called implausible. Plain matrix products of 8192 cubed
 /// reach 0.80 of an H200's data sheet; attention, which also has exponentials to wait for, has been seen at 0.75.
@@ -70,9 +70,9 @@ impl FromStr for Aim {
 
 impl Target {
     /// Reads `SHAPE@TIME` or `SHAPE@RATE`.
-    pub fn parse(text: &str, dtype: DType) -> Result<Self, TargetError> {
+    pub fn parse(text: &str, types: DTypes) -> Result<Self, TargetError> {
         let (shape, aim) = text.split_once('@').ok_or_else(|| TargetError::Form(text.to_owned()))?;
-        Ok(Self { problem: parse_shape(shape.trim(), dtype)?, aim: aim.trim().parse()? })
+        Ok(Self { problem: parse_workload(shape.trim(), types)?.problem, aim: aim.trim().parse()? })
     }
 }
 
@@ -193,6 +193,11 @@ pub const HISTORIC_TARGETS: [HistoricTarget; 11] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_problem::DType;
+
+    fn f16() -> DTypes {
+        Problem::new(1, 1, 1, 8, DType::F16).dtypes()
+    }
 
     #[test]
     fn the_historic_targets_on_an_l4() {
@@ -200,7 +205,7 @@ mod tests {
         let found: Vec<(&str, Possibility)> = HISTORIC_TARGETS
             .iter()
             .map(|historic| {
-                let target = Target::parse(historic.target, DType::F16).expect("a target");
+                let target = Target::parse(historic.target, f16()).expect("a target");
                 (historic.target, Judgement::of(&target, &device).possibility)
             })
             .collect();
@@ -224,7 +229,7 @@ mod tests {
     fn reasons_name_the_floor() {
         let check = |device: &str, target: &str, expected: &str| {
             let device = RoofDevice::named(device).expect("a device");
-            let target = Target::parse(target, DType::F16).expect("a target");
+            let target = Target::parse(target, f16()).expect("a target");
             assert_eq!(Judgement::of(&target, &device).reason, expected);
         };
         check(
@@ -240,7 +245,7 @@ mod tests {
     #[test]
     fn targets_that_are_none_say_why() {
         let check = |text: &str, expected: TargetError| {
-            assert_eq!(Target::parse(text, DType::F16), Err(expected), "{text}");
+            assert_eq!(Target::parse(text, f16()), Err(expected), "{text}");
         };
         check("1x8x512x64", TargetError::Form("1x8x512x64".to_owned()));
         check("1x8x512x64@5", TargetError::Aim("5".to_owned()));

@@ -9,6 +9,7 @@ use crate::lab::accuracy::AccuracyRecord;
 use crate::lab::compare::{Comparison, Finding};
 use crate::lab::ladder::Ladders;
 use crate::lab::leaderboard::Leaderboard;
+use crate::lab::microbench::Microbenchmark;
 use crate::lab::profile::{Profile, ProfiledKernel};
 use crate::lab::record::{Kind, Measurements, Record, RecordError, Verification, sniff};
 use crate::lab::repro::{open, read_manifest};
@@ -107,6 +108,10 @@ fn look(file: &Path) -> Option<Said> {
             Ok(record) => accuracy(&record),
             Err(error) => unreadable("accuracy", &error),
         },
+        Some(Kind::Microbenchmark) => match Record::<Microbenchmark>::read(file) {
+            Ok(record) => microbenchmark(&record),
+            Err(error) => unreadable("microbenchmark", &error),
+        },
         Some(Kind::Manifest) => return None,
         None => return other(&serde_json::from_str(&fs::read_to_string(file).ok()?).ok()?),
     })
@@ -163,6 +168,14 @@ fn accuracy(record: &Record<AccuracyRecord>) -> Said {
     let failed = gates.iter().filter(|gate| !gate.passed).count();
     let words = format!("errors of {} cases, {} of {} gates passed", rows.len(), gates.len() - failed, gates.len());
     ("accuracy".to_owned(), failed == 0, words)
+}
+
+fn microbenchmark(record: &Record<Microbenchmark>) -> Said {
+    let found = &record.content;
+    let (timed, count) =
+        (found.conversions.iter().filter(|row| row.measured.is_some()).count(), found.conversions.len());
+    let words = format!("{count} conversions of FP8 judged, {timed} timed, on {}", found.arch);
+    ("microbenchmark".to_owned(), found.passed(), words)
 }
 
 fn profile(record: &Record<Profile>) -> Said {

@@ -7,7 +7,7 @@ use flashcore_bench::util::nearest::nearest;
 use super::tensors::OPTIONAL;
 
 /// Names of the inputs in other libraries, without underscores, dots and capitals, and in this one.
-const ALIASES: [(&[&str], &str); 10] = [
+const ALIASES: [(&[&str], &str); 11] = [
     (&["q", "queries", "querystates", "qstates", "xq"], "name it with --query-name, in place of the query"),
     (
         &["k", "keys", "keystates", "kstates", "xk", "kcache", "keycache"],
@@ -45,6 +45,22 @@ const ALIASES: [(&[&str], &str); 10] = [
         "the keys in use of each batch are `seqused_k` [batch]",
     ),
     (&["scale", "softmaxscale", "smscale"], "the scale is --scale"),
+    (
+        &[
+            "descale",
+            "qdescale",
+            "kdescale",
+            "vdescale",
+            "qscales",
+            "kscales",
+            "vscales",
+            "queryscale",
+            "keyscale",
+            "valuescale",
+            "kvscale",
+        ],
+        "scales of 8-bit tensors are `q_scale`, `k_scale` and `v_scale`",
+    ),
     (&["softcap", "logitcap", "logitsoftcap", "attnlogitsoftcapping"], "the softcap is --softcap"),
     (
         &["cuseqlens", "cuseqlensq", "cuseqlensk", "blocktable", "blocktables", "pagetable", "blockmask"],
@@ -91,6 +107,7 @@ mod tests {
         check("cu_seqlens_q", Some("packed sequences, pages and block masks are not supported"));
         check("k_cache", Some("name it with --key-name, in place of the key"));
         check("softmax_scale", Some("the scale is --scale"));
+        check("k_descale", Some("scales of 8-bit tensors are `q_scale`, `k_scale` and `v_scale`"));
         check("sequsedK", Some("did you mean `seqused_k`?"));
         check("Sinks", Some("did you mean `sinks`?"));
         check("alibi_slops", Some("did you mean `alibi_slopes`?"));

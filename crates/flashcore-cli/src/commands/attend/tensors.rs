@@ -2,15 +2,16 @@
 
 use flashcore_bench::util::printable::printable;
 use flashcore_problem::{
-    BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Operand, Outputs, Problem, Shape, TensorView,
+    BiasStrides, BiasView, DType, InputViews, Inputs, Layout, Operand, Outputs, Problem, Scale, Shape, TensorView,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView as FileTensor};
 
 use super::look_alikes::advice;
+use super::scales::scale;
 
 /// Tensors that take part when they are there.
-pub(super) const OPTIONAL: [&str; 4] = ["alibi_slopes", "sinks", "bias", "seqused_k"];
+pub(super) const OPTIONAL: [&str; 7] = ["alibi_slopes", "sinks", "bias", "seqused_k", "q_scale", "k_scale", "v_scale"];
 
 /// Names of the tensors in a file.
 pub(super) struct Names<'a> {
@@ -33,6 +34,8 @@ pub(super) struct Contents<'a> {
     sinks: Option<Vec<f32>>,
     bias: Option<(Vec<f32>, BiasStrides)>,
     seqused_k: Option<Vec<u32>>,
+    /// Of query, key and value.
+    scales: [Option<Scale>; Operand::SCALES.len()],
 }
 
 /// One of query, key and value.
@@ -45,12 +48,21 @@ struct Main<'a> {
 
 impl<'a> Contents<'a> {
     /// The problem of a file, or what is wrong with which tensor and what is allowed.
-    pub(super) fn read(file: &SafeTensors<'a>, layout: Layout, names: &Names<'a>) -> Result<Self, String> {
+    /// An FP8 query needs the type of the output.
+    pub(super) fn read(
+        file: &SafeTensors<'a>,
+        layout: Layout,
+        names: &Names<'a>,
+        out_dtype: Option<DType>,
+    ) -> Result<Self, String> {
         let query = Main::read(file, "query", names.query, layout)?;
         let key = Main::read(file, "key", names.key, layout)?;
         let value = Main::read(file, "value", names.value, layout)?;
+        if !key.view.dtype.is_float8() {
+            key.agrees("dtype", &key.view.dtype, query.name, &query.view.dtype)?;
+        }
+        value.agrees("dtype", &value.view.dtype, key.name, &key.view.dtype)?;
         for other in [&key, &value] {
-            other.agrees("dtype", &other.view.dtype, query.name, &query.view.dtype)?;
             other.agrees("batch", &other.shape.batch, query.name, &query.shape.batch)?;
         }
         key.agrees("dim", &key.shape.columns, query.name, &query.shape.columns)?;
@@ -58,7 +70,18 @@ impl<'a> Contents<'a> {
         value.agrees("rows", &value.shape.rows, key.name, &key.shape.rows)?;
 
         let Shape { batch, heads, rows, columns } = query.shape;
-        let mut problem = Problem::new(batch, heads, rows, columns, query.view.dtype);
+        let output = match (query.view.dtype, out_dtype) {
+            (dtype, Some(output)) => Some(output).filter(|output| *output != dtype),
+            (dtype, None) if dtype.is_float8() => {
+                return Err(format!(
+                    "{} is {dtype}, which no output is; --out-dtype f16 or --out-dtype bf16 says what the output is",
+                    query.name
+                ));
+            }
+            (_, None) => None,
+        };
+        let mut problem = Problem::new(batch, heads, rows, columns, query.view.dtype).with_out_dtype(output);
+        problem.kv_dtype = Some(key.view.dtype).filter(|dtype| *dtype != query.view.dtype);
         (problem.key_heads, problem.key_length) = (key.shape.heads, key.shape.rows);
         problem.value_dim = value.shape.columns;
         problem.layout = layout;
@@ -69,10 +92,13 @@ impl<'a> Contents<'a> {
         let seqused_k = seqused_k(file, &problem)?;
         (problem.alibi, problem.sinks) = (alibi_slopes.is_some(), sinks.is_some());
         (problem.bias, problem.seqused_k) = (bias.is_some(), seqused_k.is_some());
+        let [q_scale, k_scale, v_scale] = Operand::SCALES.map(|operand| scale(file, operand, &problem));
+        let scales = [q_scale?, k_scale?, v_scale?];
+        [problem.q_scale, problem.k_scale, problem.v_scale] = scales.each_ref().map(Option::is_some);
 
         let unused = unused(file, names)?;
         let (query, key, value) = (query.view, key.view, value.view);
-        Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, seqused_k })
+        Ok(Self { problem, unused, query, key, value, alibi_slopes, sinks, bias, seqused_k, scales })
     }
 
     /// The numbers, for a plan.
@@ -82,6 +108,8 @@ impl<'a> Contents<'a> {
         views.sinks = self.sinks.as_deref();
         views.bias = self.bias.as_ref().map(|(data, strides)| BiasView { data, strides: *strides });
         views.seqused_k = self.seqused_k.as_deref();
+        [views.q_scale, views.k_scale, views.v_scale] =
+            self.scales.each_ref().map(|scale| scale.as_ref().map(Scale::view));
         views
     }
 
@@ -122,7 +150,7 @@ impl<'a> Main<'a> {
             ));
         };
         let Some(dtype) = problem_dtype(tensor.dtype()) else {
-            return Err(format!("{name} is {:?}; it must be F16, BF16, F32 or F64", tensor.dtype()));
+            return Err(format!("{name} is {:?}; it must be F16, BF16, F32, F64, F8_E4M3 or F8_E5M2", tensor.dtype()));
         };
         let axes = if layout == Layout::Bshd { "[batch, rows, heads, dim]" } else { "[batch, heads, rows, dim]" };
         let Ok(dims) = <[usize; 4]>::try_from(tensor.shape()) else {
@@ -165,7 +193,7 @@ fn unused(file: &SafeTensors<'_>, names: &Names<'_>) -> Result<Vec<String>, Stri
     Ok(unused.into_iter().map(|name| printable(name).into_owned()).collect())
 }
 
-fn find<'a>(file: &SafeTensors<'a>, name: &str) -> Option<FileTensor<'a>> {
+pub(super) fn find<'a>(file: &SafeTensors<'a>, name: &str) -> Option<FileTensor<'a>> {
     file.tensor(name).ok()
 }
 
@@ -175,6 +203,8 @@ const fn problem_dtype(dtype: Dtype) -> Option<DType> {
         Dtype::BF16 => Some(DType::Bf16),
         Dtype::F32 => Some(DType::F32),
         Dtype::F64 => Some(DType::F64),
+        Dtype::F8_E4M3 => Some(DType::E4m3),
+        Dtype::F8_E5M2 => Some(DType::E5m2),
         _ => None,
     }
 }
@@ -200,8 +230,9 @@ fn floats(file: &SafeTensors<'_>, name: &str, shape: &[usize], meaning: &str) ->
     Ok(Some(values))
 }
 
-fn values(name: &str, tensor: &FileTensor<'_>) -> Result<Vec<f32>, String> {
-    let dtype = problem_dtype(tensor.dtype()).filter(|dtype| *dtype != DType::F64);
+pub(super) fn values(name: &str, tensor: &FileTensor<'_>) -> Result<Vec<f32>, String> {
+    let is_wide = |dtype: &DType| matches!(dtype, DType::F16 | DType::Bf16 | DType::F32);
+    let dtype = problem_dtype(tensor.dtype()).filter(is_wide);
     let Some(dtype) = dtype else {
         return Err(format!("{name} is {:?}; it must be F16, BF16 or F32", tensor.dtype()));
     };

@@ -6,26 +6,27 @@ use flashcore_bench::floor::{Ceilings, Work};
 use flashcore_bench::lab::peak::{Peak, working_threads};
 use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
 use flashcore_bench::testkit::verify::{NoVerdict, Yardstick, verify_with};
-use flashcore_bench::testkit::{Backend, Case};
+use flashcore_bench::testkit::{Backend, Case, Workload};
 use flashcore_bench::timing::{measured_cpu_bandwidth, time_cpu};
 use flashcore_bench::util::digest::{sha256, sha256_of_numbers};
 use flashcore_cpu::Level;
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::DType;
 
 use super::super::origin::write_record;
 use super::{Bench, measure_each};
-use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
+use crate::output::{Cell, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure};
 
-pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
+pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> Result<Ending, Failure> {
     let level = Level::default_level().map_err(|error| Failure::Environment(error.to_string()))?;
     let threads = working_threads();
     let mut peak = Peak::of_cpu(level, DType::F32);
-    let is_bf16 = |problem: &Problem| problem.dtypes().to_string() == DType::Bf16.to_string();
+    let is_bf16 = |problem: &Workload| problem.dtypes().to_string() == DType::Bf16.to_string();
     let has_bf16 = problems.iter().any(is_bf16);
     let mut bf16_peak = has_bf16.then(|| Peak::of_cpu(level, DType::Bf16));
     let mut pass = measure_each(output, problems, |_, problem| {
-        let case = Case { lengths: bench.lengths(), ..Case::new(problem.clone(), 0, Backend::Cpu(level)) };
+        let of_problem = Case::new(problem.problem.clone(), 0, Backend::Cpu(level));
+        let case = Case { lengths: bench.lengths(), scales: problem.scales, ..of_problem };
         let yardstick = Yardstick::of(&case).map_err(|error| match error {
             NoVerdict::Impossible(error) => super::super::impossible(error),
             error => Failure::Usage(error.to_string()),
@@ -44,7 +45,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         let (floor, bound) = peak.floor_below(work, times.quantile(0.5));
         Ok(Ok(Measurement {
             kernel: level.to_string(),
-            problem: ProblemKey::of(problem),
+            problem: ProblemKey::of_workload(problem),
             seed: 0,
             verified: Verified::of(verdict),
             output_sha256: Some(sha256(&outputs.output.data)),
@@ -72,7 +73,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
             peak.flops() / 1e9
         ))?;
     }
-    bench.show(output, &table(problems, &pass.rows), &pass, "measured")?;
+    bench.show(output, &table(&pass.rows), &pass, "measured")?;
     for row in pass.rows.iter().filter(|row| row.is_below_floor(0.0)) {
         output.note(&format!(
             "{}: p50 is {:.3} ms and the floor is {:.3} ms, so the measured peak is too low and no efficiency is shown; \
@@ -91,7 +92,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
     Ok(pass.ending)
 }
 
-fn table(problems: &[Problem], timed: &[Measurement]) -> Table {
+fn table(timed: &[Measurement]) -> Table {
     let columns = [
         column("verdict", "verdict").verdict(),
         column("p50 ms", "p50_ms"),
@@ -106,10 +107,9 @@ fn table(problems: &[Problem], timed: &[Measurement]) -> Table {
     ];
     let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
     for row in timed {
-        let Some(problem) = problems.iter().find(|problem| ProblemKey::of(problem) == row.problem) else { continue };
         let (hot, median) = (row.hot(), row.median());
         let times = [0.5, 0.9, 0.99].map(|quantile| Cell::number(hot.quantile(quantile) * 1e3, 3));
-        let mut cells = problem_cells(problem);
+        let mut cells = recorded_cells(&row.problem);
         cells.push(Cell::from("passed"));
         cells.extend(times);
         cells.extend([

@@ -2,18 +2,17 @@
 
 use flashcore_bench::floor::Work;
 use flashcore_bench::lab::record::{Machine, Measurement, Measurements, ProblemKey, Verified};
+use flashcore_bench::testkit::Workload;
 use flashcore_bench::testkit::gpu::{Gpu, GpuTimes};
-use flashcore_bench::testkit::shape_text;
 use flashcore_bench::timing::Times;
 use flashcore_bench::util::digest::sha256_of_numbers;
-use flashcore_problem::{Inputs, Problem};
 
 use super::super::origin::write_record;
 use super::{Bench, measure_each};
-use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
+use crate::output::{Cell, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure};
 
-pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Problem]) -> Result<Ending, Failure> {
+pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Workload]) -> Result<Ending, Failure> {
     let config = bench.kernel.as_deref().map(super::super::config).transpose()?;
     let ceilings = gpu.ceilings().map_err(|error| Failure::Environment(error.to_string()))?;
     if bench.is_for_people() {
@@ -41,17 +40,17 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         column("efficiency %", "efficiency_percent"),
     ];
     let pass = measure_each(output, problems, |index, problem| {
-        let inputs = Inputs::random_sequences(problem, bench.lengths(), index as u64);
+        let inputs = problem.inputs_of_lengths(bench.lengths(), index as u64);
         let times = match gpu.time(problem, config, &inputs) {
             Ok(Ok(times)) => times,
-            Ok(Err(verdict)) => return Ok(Err(format!("{}: {verdict}", shape_text(problem)))),
-            Err(error) => return Ok(Err(format!("{}: {error}", shape_text(problem)))),
+            Ok(Err(verdict)) => return Ok(Err(format!("{}: {verdict}", problem.shape()))),
+            Err(error) => return Ok(Err(format!("{}: {error}", problem.shape()))),
         };
         let GpuTimes { hot, cold, launch, kernel, verdict, output_sha256 } = &times;
         let (median, launch) = (hot.quantile(0.5), launch.quantile(0.5));
         let work = Work::of_inputs(problem, &inputs);
         let (floor, bound) = gpu.hot_floor(&ceilings.of_types(problem.dtypes()), work);
-        let mut cells = problem_cells(problem);
+        let mut cells = recorded_cells(&ProblemKey::of_workload(problem));
         cells.extend([
             Cell::from(kernel.as_str()),
             Cell::from("passed"),
@@ -70,7 +69,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Pro
         ]);
         let measurement = Measurement {
             kernel: kernel.clone(),
-            problem: ProblemKey::of(problem),
+            problem: ProblemKey::of_workload(problem),
             seed: index as u64,
             verified: Verified::of(verdict),
             output_sha256: Some(output_sha256.clone()),

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::problems::BenchSuite;
+use flashcore_bench::testkit::Workload;
 use flashcore_bench::testkit::gpu::Gpu;
-use flashcore_bench::testkit::shape_text;
-use flashcore_problem::{Alignment, DType, DTypes, Mask, Problem, SequenceLengths};
+use flashcore_problem::{Alignment, DType, DTypes, Mask, SequenceLengths};
 
 use super::threads::Threads;
 use crate::output::{Format, Output, Table};
@@ -26,7 +26,7 @@ use crate::{Ending, Failure, interrupt};
 /// the speed of a GPU.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64\n  flashcore bench --shape 8x32/8x1,8192x128 --dtype 'bf16 kv e4m3'"
+    after_help = "Examples:\n  flashcore bench\n  flashcore bench --backend cuda --suite prefill --dtype bf16 --record prefill.json\n  flashcore bench --backend sim --shape 1x8x512x64\n  flashcore bench --shape 8x32/8x1,8192x128+scales=head --dtype 'bf16 kv e4m3'"
 )]
 pub(crate) struct Bench {
     /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
@@ -35,7 +35,7 @@ pub(crate) struct Bench {
     /// The problems to measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16
+    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16; of FP8, +scales (a form drawn by the seed) or +scales=tensor, head, sequence or token
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
     /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16' [default: f32 on the CPU, f16 elsewhere]
@@ -153,17 +153,12 @@ impl Bench {
         if self.shape.is_some() { SequenceLengths::Ragged } else { BenchSuite::from(self.suite).lengths() }
     }
 
-    fn problems(&self, default_dtype: DType) -> Result<Vec<Problem>, Failure> {
-        let types =
-            self.dtype.unwrap_or(DTypes { query: default_dtype, key_value: default_dtype, output: default_dtype });
+    fn problems(&self, default_dtype: DType) -> Result<Vec<Workload>, Failure> {
+        let types = self.dtype.unwrap_or(super::one_type(default_dtype));
         let Some(shape) = &self.shape else {
-            let problems = BenchSuite::from(self.suite).problems(types.query);
-            let problems: Vec<_> = problems.into_iter().map(|problem| problem.with_dtypes(types)).collect();
-            problems.iter().try_for_each(super::valid)?;
-            return Ok(problems);
+            return super::suite_of_types(BenchSuite::from(self.suite).problems(types.query), types);
         };
-        let problem = super::problem_of_types(shape, types, "full")?;
-        super::require_tensors(&problem).map_err(super::impossible)?;
+        let problem = super::computable_problem(shape, types, "full")?;
         Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
             .map(|mask| problem.clone().with_mask(mask))
             .into_iter()
@@ -183,8 +178,8 @@ struct Pass<T> {
 /// Measures problem after problem until Ctrl-C. For one that is wrong, `measure` gives the complaint.
 fn measure_each<T>(
     output: &mut Output,
-    problems: &[Problem],
-    mut measure: impl FnMut(usize, &Problem) -> Result<Result<T, String>, Failure>,
+    problems: &[Workload],
+    mut measure: impl FnMut(usize, &Workload) -> Result<Result<T, String>, Failure>,
 ) -> Result<Pass<T>, Failure> {
     let mut pass = Pass { rows: Vec::new(), done: 0, of: problems.len(), ending: Ending::Well };
     for (index, problem) in problems.iter().enumerate() {
@@ -192,7 +187,7 @@ fn measure_each<T>(
             pass.ending = Ending::Interrupted;
             break;
         }
-        output.progress(index, problems.len(), &shape_text(problem));
+        output.progress(index, problems.len(), &problem.shape());
         match measure(index, problem)? {
             Ok(row) => pass.rows.push(row),
             Err(complaint) => {

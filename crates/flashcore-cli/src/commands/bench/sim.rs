@@ -1,18 +1,18 @@
 //! Counters of the simulator, and its speed.
 
+use flashcore_bench::lab::record::ProblemKey;
 use flashcore_bench::testkit::verify::verify;
-use flashcore_bench::testkit::{Backend, Case};
-use flashcore_problem::Problem;
+use flashcore_bench::testkit::{Backend, Case, Workload};
 
 use super::{Bench, measure_each};
-use crate::output::{Cell, Output, PROBLEM, Table, column, problem_cells};
+use crate::output::{Cell, Output, PROBLEM, Table, column, recorded_cells};
 use crate::{Ending, Failure};
 
 /// Each case is run under this many orders of warps.
 const RUNS: f64 = 2.0;
 
-pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> Result<Ending, Failure> {
-    let config = super::super::config(bench.kernel.as_deref().unwrap_or("ampere"))?;
+pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> Result<Ending, Failure> {
+    let named = bench.kernel.as_deref().map(super::super::config).transpose()?;
     // One problem says how fast the simulator is; a suite would take minutes.
     let problems = if bench.shape.is_none() { &problems[..2] } else { problems };
     let columns = [
@@ -28,14 +28,15 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Problem]) -> R
         column("barriers", "barriers").minor(),
     ];
     let pass = measure_each(output, problems, |_, problem| {
-        let case = Case::new(problem.clone(), 0, Backend::Sim(config));
+        let config = named.unwrap_or_else(|| super::super::simulated_config(problem));
+        let case = Case { scales: problem.scales, ..Case::new(problem.problem.clone(), 0, Backend::Sim(config)) };
         let outcome = verify(&case, None);
         let Some(counters) = outcome.counters.as_ref().filter(|_| outcome.passed()) else {
             return Ok(Err(format!("{case}: {}", outcome.complaints().join("; "))));
         };
         let seconds = outcome.duration.as_secs_f64() / RUNS;
         let instructions = counters.instructions_in_all();
-        let mut cells = problem_cells(problem);
+        let mut cells = recorded_cells(&ProblemKey::of_workload(problem));
         cells.extend([
             Cell::from(config.to_string()),
             Cell::from("passed"),
