@@ -28,6 +28,7 @@ DTYPES = {
     torch.uint32: "int32",
     torch.int64: "int64",
 }
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def describe(name: str, tensor: torch.Tensor) -> Tensor:

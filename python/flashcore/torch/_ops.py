@@ -15,12 +15,12 @@ import torch
 from .._errors import NoBackward
 from . import _stable
 from ._fast import launch_of, operation, places_of
-from ._launch import attend, check_out, refuse_grad
+from ._launch import FLOAT8, attend, check_out, refuse_grad
 from ._namespace import LIB, NAMESPACE, OPERATORS
 
-_OPTIONS = (
-    "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "
-    "bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
+MASK = "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0"
+OPTIONS = (
+    f"{MASK}, bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, Tensor? leftpad_k=None"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -50,11 +50,20 @@ def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.T
 
 
 def new_outputs(
-    q: torch.Tensor, value_dim: int, is_packed: bool, return_lse: bool, is_partial: bool
+    q: torch.Tensor,
+    value_dim: int,
+    is_packed: bool,
+    return_lse: bool,
+    is_partial: bool,
+    out_dtype: "Optional[torch.dtype]" = None,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":
-    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity."""
+    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity.
+
+    The output has the type of the query. That of an FP8 query has `out_dtype`, bfloat16 if it is not given.
+    """
     shape = (*q.shape[:-1], value_dim)
-    out = q.new_zeros(shape) if is_partial else q.new_empty(shape)
+    dtype = (out_dtype or torch.bfloat16) if q.dtype in FLOAT8 else q.dtype
+    out = q.new_zeros(shape, dtype=dtype) if is_partial else q.new_empty(shape, dtype=dtype)
     if not return_lse:
         return out, q.new_empty((0,), dtype=torch.float32)
     lse_shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
@@ -106,7 +115,8 @@ def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> A
         named = signature.bind(*args, **options).arguments
         q = named["q"]
         torch._check(q.dim() in dimensions, lambda: f"q has {q.dim()} dimensions; it must have {dimensions}")
-        return new_outputs(q, named[value].shape[-1], q.dim() == 3, named.get("return_lse", False), False)
+        value_dim, is_packed = named[value].shape[-1], q.dim() == 3
+        return new_outputs(q, value_dim, is_packed, named.get("return_lse", False), False, named.get("out_dtype"))
 
     return fake
 
@@ -270,10 +280,11 @@ def continue_forward(
     )  # fmt: skip
 
 
+PAGES = ", Tensor? kv_batch_idx=None, Tensor? page_table=None"
 _VARLEN = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    + _OPTIONS.replace("Tensor? bias=None, ", "")
-    + ", Tensor? kv_batch_idx=None, Tensor? page_table=None"
+    + OPTIONS.replace("Tensor? bias=None, ", "")
+    + PAGES
 )
 _WRITTEN = "*, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
 
@@ -289,13 +300,13 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-define_launched("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", miss_forward, fake_of(miss_forward, (4,)))
-define("forward_out", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, {_WRITTEN}", forward_out, _nothing)
+define_launched("forward", f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", miss_forward, fake_of(miss_forward, (4,)))
+define("forward_out", f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {_WRITTEN}", forward_out, _nothing)
 define_launched("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", miss_varlen_forward, fake_of(miss_varlen_forward, (3,)))
 define("varlen_forward_out", f"{_VARLEN}, {_WRITTEN}", varlen_forward_out, _nothing)
 define(
     "continue_forward",
-    f"(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}) -> ()",
+    f"(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, {OPTIONS}) -> ()",
     continue_forward,
     _nothing,
 )
