@@ -1,5 +1,8 @@
 """FP8 tensors, their scales, and appends that quantise, against computations in float32."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 
@@ -362,3 +365,44 @@ def test_types_of_outputs_are_named():
                 function(*given, dtype)
         with pytest.raises((flashcore.InvalidArgument, TypeError)):
             function(*given, torch.int64)
+
+
+def test_threads_and_a_fork():
+    cases = []
+    for rows in range(60, 72):
+        q = torch.randn(1, rows, 2, 64).half()
+        codes, scale = [torch.randn(1, 150, 2, 64).to(torch.float8_e4m3fn) for _ in "kv"], torch.rand(1, 2) + 0.5
+        cases.append((q, *codes, None, scale, scale))
+    with torch.no_grad():
+        expected = [_float8.miss_forward(*case)[0][0] for case in cases]
+        wrong = []
+
+        def work(offset):
+            for turn in range(60):
+                index = (5 * offset + turn) % len(cases)
+                if turn % 25 == 24 and offset < 2:
+                    CACHE.clear()
+                function = torch.ops.flashcore.float8_forward if turn % 2 else _float8.forward
+                try:
+                    is_same = torch.equal(function(*cases[index])[0], expected[index])
+                except Exception as error:  # a thread's error is one of the test
+                    wrong.append(error)
+                else:
+                    wrong.extend([] if is_same else [index])
+
+        threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        torch.set_num_threads(1)
+        child = os.fork()
+        if child == 0:
+            try:
+                functions = (torch.ops.flashcore.float8_forward, _float8.forward)
+                found = [function(*cases[0])[0].numpy() for function in functions]
+                os._exit(0 if all(np.array_equal(x, expected[0].numpy()) for x in found) else 3)
+            finally:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -15,14 +15,14 @@ from .._errors import InvalidArgument
 from .._resolve import Options
 from ._fast import is_dynamo_compiling, launch_of, operation, places_of
 from ._kvcache import APPENDED, ROTARY_TO_RESULTS, append_and_attend, check_append
-from ._launch import FLOAT8, attend, refuse_grad
+from ._launch import FLOAT8, attend, check_given, refuse_grad
 from ._namespace import OPERATORS
 from ._ops import OPTIONS, PAGES, QUERY_KEY_VALUE, define_launched, fake_of, new_outputs, operands_of
 
 
 def is_float8(*tensors: "Optional[torch.Tensor]") -> bool:
     """True if one of the tensors is FP8."""
-    return any(tensor is not None and tensor.dtype in FLOAT8 for tensor in tensors)
+    return any(getattr(tensor, "dtype", None) in FLOAT8 for tensor in tensors)
 
 
 def codes(name: str, tensor: torch.Tensor, kv_dtype: Any) -> torch.Tensor:
@@ -64,6 +64,7 @@ def miss_forward(
     out_dtype: "Optional[torch.dtype]" = None,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over FP8 keys and values, dense, packed or paged, under a query of any type."""
+    check_given(q=q, k=k, v=v)
     refuse_grad(q, k, v, sinks, bias)
     is_packed = cu_seqlens_q is not None
     if q.dim() != (3 if is_packed else 4):
@@ -118,6 +119,7 @@ def miss_kvcache_forward(
 
     Scales are given, or with `compute_scales` `[batch or page, row, head]`, of which those of new rows are written.
     """
+    check_given(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     refuse_grad(q, k_cache, v_cache, k, v)
     check_append(k, rotary_cos, rotary_sin, cache_seqlens)
     is_packed = cu_seqlens_q is not None

@@ -12,7 +12,7 @@ from .._errors import InvalidArgument
 from .._plans import CACHE, KVCACHE, Plan
 from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
 from ._fast import launch_of, places_of
-from ._launch import attend, describe, refuse_grad, run
+from ._launch import attend, check_given, describe, refuse_grad, run
 from ._ops import MASK, define_launched, fake_of, new_outputs, operands_of
 from ._serving import value_offset
 
@@ -187,6 +187,7 @@ def miss_kvcache_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over a KV cache, after `k` and `v` were appended to it."""
+    check_given(q=q, k_cache=k_cache, v_cache=v_cache)
     refuse_grad(q, k_cache, v_cache, k, v)
     if (k is None) != (v is None):
         raise InvalidArgument("one of k and v is given; both must be, or none")

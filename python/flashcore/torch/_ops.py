@@ -15,7 +15,7 @@ import torch
 from .._errors import NoBackward
 from . import _stable
 from ._fast import launch_of, operation, places_of
-from ._launch import FLOAT8, attend, check_out, refuse_grad
+from ._launch import FLOAT8, attend, check_given, check_out, of_one_device, refuse_grad
 from ._namespace import LIB, NAMESPACE, OPERATORS
 
 MASK = "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0"
@@ -31,7 +31,7 @@ def define(name: str, schema: str, implementation: Any, fake: Any) -> None:
     LIB.define(f"{name}{schema}", tags=_TAGS)
     for key in ("CPU", "CUDA"):
         LIB.impl(name, implementation, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(implementation, fake), lib=LIB)
 
 
 def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: bool = False) -> None:
@@ -41,7 +41,7 @@ def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: 
         function = operation(miss)
         for key in ("CPU", "CUDA"):
             LIB.impl(name, function, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(miss, fake), lib=LIB)
 
 
 def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
@@ -91,6 +91,7 @@ def miss_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of `[batch, row, head, column]`."""
+    check_given(q=q, k=k, v=v)
     if q.dim() == 4 and v.dim() == 4:
         out, lse = new_outputs(q, v.shape[-1], False, return_lse, seqused_q is not None)
     else:
@@ -142,6 +143,7 @@ def forward_out(
     lse: "Optional[torch.Tensor]" = None,
 ) -> None:
     """Attention into `out`, which may have any strides, and `lse`, which is contiguous."""
+    check_given(q=q, k=k, v=v, out=out)
     refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
@@ -184,6 +186,7 @@ def miss_varlen_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of packed query rows over packed keys, a cache, or pages."""
+    check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
     if q.dim() == 3:
         out, lse = new_outputs(q, v.shape[-1], True, return_lse, seqused_q is not None)
     else:
@@ -227,6 +230,7 @@ def varlen_forward_out(
     lse: "Optional[torch.Tensor]" = None,
 ) -> None:
     """`varlen_forward` into `out` and `lse`. Rows that no sequence has are not written."""
+    check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, out=out)
     refuse_grad(q, k, v, out, sinks)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
@@ -267,6 +271,7 @@ def continue_forward(
     leftpad_k: "Optional[torch.Tensor]" = None,
 ) -> None:
     """Attention over more keys: `out` and `lse`, of attention over others, become those over all of them."""
+    check_given(q=q, k=k, v=v, out=out, lse=lse)
     refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (), torch.float32, q.device)
