@@ -65,7 +65,7 @@ def miss_forward(
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over FP8 keys and values, dense, packed or paged, under a query of any type."""
     check_given(q=q, k=k, v=v)
-    refuse_grad(q, k, v, sinks, bias)
+    refuse_grad(q, k, v, q_scale, k_scale, v_scale, alibi_slopes, sinks, bias)
     is_packed = cu_seqlens_q is not None
     if q.dim() != (3 if is_packed else 4):
         raise InvalidArgument(
@@ -120,7 +120,7 @@ def miss_kvcache_forward(
     Scales are given, or with `compute_scales` `[batch or page, row, head]`, of which those of new rows are written.
     """
     check_given(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    refuse_grad(q, k_cache, v_cache, k, v)
+    refuse_grad(q, k_cache, v_cache, k, v, k_scale, v_scale, alibi_slopes, sinks)
     check_append(k, rotary_cos, rotary_sin, cache_seqlens)
     is_packed = cu_seqlens_q is not None
     out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)

@@ -188,7 +188,7 @@ def miss_kvcache_forward(
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over a KV cache, after `k` and `v` were appended to it."""
     check_given(q=q, k_cache=k_cache, v_cache=v_cache)
-    refuse_grad(q, k_cache, v_cache, k, v)
+    refuse_grad(q, k_cache, v_cache, k, v, alibi_slopes, sinks)
     if (k is None) != (v is None):
         raise InvalidArgument("one of k and v is given; both must be, or none")
     check_append(k, rotary_cos, rotary_sin, cache_seqlens)

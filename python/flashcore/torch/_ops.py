@@ -40,8 +40,18 @@ def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: 
     if not _stable.register(NAMESPACE, name, getattr(OPERATORS, name).default._schema, miss, refuses_grad):
         function = operation(miss)
         for key in ("CPU", "CUDA"):
-            LIB.impl(name, function, key)
+            LIB.impl(name, _refusing_grad(function) if refuses_grad else function, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(miss, fake), lib=LIB)
+
+
+def _refusing_grad(function: Any) -> Any:
+    """A function that refuses tensors that require grad in every call: a launch that is known does not look at them."""
+
+    def checked(*arguments: Any) -> Any:
+        refuse_grad(*(x for x in arguments if isinstance(x, torch.Tensor)))
+        return function(*arguments)
+
+    return checked
 
 
 def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
