@@ -42,12 +42,13 @@ fi
 cp -r "$repository/python/tests" "$folder/tests"
 unset PYTHONPATH FLASHCORE_LIBRARY
 export PYTHONPATH="${FLASHCORE_PACKAGES:-}"
+export FLASHCORE_DOCS="$repository/docs"
 cd "$folder"
 if [ "$with" = torch ]; then
     "$bin/python" -m pytest -q tests
     # Once more with operators in Python, and without libflashcore_python.so: the Python way of every call.
-    FLASHCORE_STABLE=0 "$bin/python" -m pytest -q tests/test_torch.py
-    FLASHCORE_FAST=0 "$bin/python" -m pytest -q tests/test_torch.py
+    FLASHCORE_STABLE=0 "$bin/python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
+    FLASHCORE_FAST=0 "$bin/python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
 else
     "$bin/python" -m pytest -q tests/test_attention.py tests/test_wheel.py
 fi

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs FlashAttention's own suites, unchanged, with flashcore.compat in place of flash_attn and flash_attn_interface.
 #
-#     bench/third_party/flash_attn.sh [--cpu] [--sample N] [CHECKOUT] [-- ARGUMENTS]
+#     bench/third_party/flash_attn.sh [--help] [--cpu] [--sample N] [CHECKOUT] [-- ARGUMENTS]
 #
-# CHECKOUT is a folder with FlashAttention at the revision below; without one it is cloned. Everything past -- is pytest's.
+# CHECKOUT is a folder with FlashAttention at the revision below; without one it is cloned. Everything past -- is pytest's,
+# --largest N among it: no case of more than N products of query and key length, which take minutes each on a CPU.
 # --sample N draws N cases of each test, and as many as it takes to have every value of every parameter and every three
 # values together, lengths and head dims aside: all cases are 600,000. SEED is its seed.
 # --cpu makes tensors on the CPU that the suites ask for on CUDA: the same references and tolerances judge the CPU backend.
@@ -24,6 +25,10 @@ sample=()
 checkout=""
 while [ $# -gt 0 ]; do
     case "$1" in
+        --help | -h)
+            sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+            exit
+            ;;
         --cpu) on=cpu ;;
         --sample)
             sample=(--sample "$2" --seed "${SEED:-0}")
@@ -34,7 +39,7 @@ while [ $# -gt 0 ]; do
             break
             ;;
         -*)
-            echo "unknown option $1; the first lines of $0 list them" >&2
+            echo "unknown option $1; --help lists them" >&2
             exit 2
             ;;
         *) checkout="$(cd "$1" && pwd)" ;;

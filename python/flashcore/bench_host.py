@@ -1,6 +1,6 @@
 """Host cost of a call, beside that of torch's SDPA and of flash_attn where it is installed.
 
-    python -m flashcore.bench_host [--device cuda] [--json FILE]
+    python -m flashcore.bench_host [--device cuda] [--grad no_grad] [--json FILE]
 
 On the CPU, the time that libflashcore itself needs is measured and subtracted: what is left is the way there, which is the
 same for a GPU but for the stream. SDPA computes on the CPU within its time, so that its figure there is an upper bound.
@@ -25,10 +25,14 @@ import torch
 import flashcore
 import flashcore.torch as ft
 from flashcore._plans import Plan
+from flashcore.compat import flash_attn_interface as fa3
 from flashcore.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from flashcore.torch import _kvcache, _ops, _stable
+from flashcore.torch import _float8, _kvcache, _ops, _stable
 
 BATCH = 64
+MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "enabled": torch.enable_grad}
+OTHERS = ("torch SDPA", "torch.empty_like", "flash_attn 2")
+BASES = ("attention", "kvcache", "FP8 attention", "FP8 kvcache")
 
 
 def measure(functions: "Dict[str, Callable[[], Any]]", batches: int) -> "Dict[str, Dict[str, float]]":
@@ -78,6 +82,10 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     lengths = torch.tensor([3], dtype=torch.int32, device=device)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     ops = ft.OPERATORS
+    codes = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    cached_codes = [x.to(torch.float8_e4m3fn) for x in caches]
+    scale = torch.ones(1, 1, device=device)
+    scales = {"k_descale": scale, "v_descale": scale}
     functions: "Dict[str, Callable[[], Any]]" = {
         "flash_attn_func": lambda: flash_attn_func(q, k, v, causal=True),
         "flashcore.torch.forward": lambda: ft.forward(q, k, v, causal=True),
@@ -88,6 +96,12 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
         "flashcore.torch.kvcache_forward": lambda: ft.kvcache_forward(q, *caches, k, v, lengths, causal=True),
         "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, offsets, offsets, 2, 2, causal=True),
         "flash_attn_with_kvcache": lambda: flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, causal=True),
+        "torch.ops.flashcore.float8_forward": lambda: ops.float8_forward.default(q, *codes, None, scale, scale, causal=True),
+        "attention, FP8 keys": lambda: ft.attention(q, *codes, layout="bshd", causal=True, k_scale=scale, v_scale=scale),
+        "flash_attn_func 3, FP8 keys": lambda: fa3.flash_attn_func(q, *codes, causal=True, **scales),
+        "flash_attn_with_kvcache 3, FP8 cache": lambda: fa3.flash_attn_with_kvcache(
+            q, *cached_codes, k, v, cache_seqlens=lengths, causal=True, **scales
+        ),
         "torch SDPA": lambda: sdpa(*by_head, is_causal=True),
         "torch.empty_like": lambda: torch.empty_like(q),
     }
@@ -98,6 +112,12 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
         (_, launch) = _kvcache.miss_kvcache_forward(q, *caches, k, v, lengths, causal=True)
         if launch:
             functions["libflashcore kvcache"] = library_call(launch[-1], [q, *caches, out, lengths, k, v])
+        (_, launch) = _float8.miss_forward(q, *codes, None, scale, scale, causal=True)
+        if launch:
+            functions["libflashcore FP8 attention"] = library_call(launch[-1], [q, *codes, out, scale, scale])
+        (_, launch) = _float8.miss_kvcache_forward(q, *cached_codes, k, v, lengths, scale, scale, causal=True)
+        if launch:
+            functions["libflashcore FP8 kvcache"] = library_call(launch[-1], [q, *cached_codes, out, lengths, scale, scale, k, v])
         functions["libflashcore nothing"] = ctypes_call()
     try:
         if device.type == "cuda":
@@ -108,33 +128,39 @@ def functions_of(device: torch.device) -> "Dict[str, Callable[[], Any]]":
     return functions
 
 
+def _base_of(name: str) -> str:
+    """The plan that a function runs."""
+    return ("FP8 " if "FP8" in name or "float8" in name else "") + ("kvcache" if "kvcache" in name else "attention")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batches", type=int, default=400)
+    parser.add_argument("--grad", choices=list(MODES), default="inference_mode", help="the mode that calls are made in")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with torch.inference_mode():
+    with MODES[options.grad]():
         figures = measure(functions_of(torch.device(options.device)), options.batches)
-    base = {name: figures.pop(f"libflashcore {name}", None) for name in ("attention", "kvcache")}
+    base = {name: figures.pop(f"libflashcore {name}", None) for name in BASES}
     nothing = figures.pop("libflashcore nothing", None)
     for library in base.values():
         if library and nothing:
             library.update({name: value - nothing[name] for name, value in library.items()})
     where = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else platform.processor()
-    print(f"flashcore {flashcore.version()}, torch {torch.__version__}, Python {platform.python_version()}, {where or 'CPU'}")
+    print(f"flashcore {flashcore.version()}, torch {torch.__version__}, Python {platform.python_version()}, {where or 'CPU'}, {options.grad}")
     print("short way: " + ("yes" if ft.is_fast() else "no, libflashcore_python.so is not there or FLASHCORE_FAST=0"))
     print("torch.ops: kernels " + ("of libtorch's C interface" if _stable.is_registered("forward") else "in Python"))
     for name, library in base.items():
         if library:
             print(f"libflashcore itself, {name}: {library['us']:.2f} us, subtracted below")
-    print(f"{'host cost of a call':36}{'us':>8}{'best':>8}")
+    print(f"{'host cost of a call':38}{'us':>8}{'best':>8}")
     for name, figure in figures.items():
-        of = base["kvcache" if "kvcache" in name else "attention"] if "flash_attn_" in name or "flashcore" in name else None
+        of = base[_base_of(name)] if name not in OTHERS else None
         if of:
             figure["us"], figure["best_us"] = figure["us"] - of["us"], figure["best_us"] - of["best_us"]
-        print(f"{name:36}{figure['us']:8.2f}{figure['best_us']:8.2f}")
+        print(f"{name:38}{figure['us']:8.2f}{figure['best_us']:8.2f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "python": sys.version, "host_us": figures}, file, indent=1)

@@ -11,7 +11,7 @@ caches of fixed size. Masks that are no such range (packed sequences, image bloc
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
@@ -75,6 +75,10 @@ def _answer_for(name: str) -> None:
     utils._lazy_imports = lazy_imports
 
 
+# transformers 4 makes no masks for encoders by functions.
+_bidirectional = getattr(masking_utils, "bidirectional_mask_function", None)
+
+
 def _parts(function: Callable) -> "list[Callable]":
     """The functions of a mask that is an intersection."""
     if not function.__qualname__.startswith("and_masks.<locals>"):
@@ -88,46 +92,58 @@ def _parts(function: Callable) -> "list[Callable]":
 
 def _is_known(function: Callable) -> bool:
     """True for causal, bidirectional and window masks, which the attention layer itself asks for."""
-    known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    known = (masking_utils.causal_mask_function, _bidirectional)
     windows = ("sliding_window_overlay.<locals>", "sliding_window_bidirectional_overlay.<locals>")
     return all(part in known or part.__qualname__.startswith(windows) for part in _parts(function))
 
 
 def attention_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int = 0,
+    kv_length: int = 0,
     q_offset: Any = 0,
     kv_offset: int = 0,
     mask_function: "Optional[Callable]" = None,
     attention_mask: "Optional[torch.Tensor]" = None,
     device: Any = "cpu",
+    cache_position: "Optional[torch.Tensor]" = None,
     **options: Any,
 ) -> "Optional[torch.Tensor]":
-    """The mask of a forward pass: None, the range of keys of each batch, or a bias in float32."""
+    """The mask of a forward pass: None, the range of keys of each batch, or a bias in float32.
+
+    transformers 4 gives the positions of all rows, `cache_position`, in place of their number and the first of them.
+    """
     if mask_function is None:
         mask_function = masking_utils.causal_mask_function
+    if cache_position is not None:
+        q_length, device = cache_position.shape[0], cache_position.device
+        q_offset = cache_position[0] if torch.compiler.is_compiling() else int(cache_position[0])
     if attention_mask is not None:
         device = attention_mask.device
     # Where the first row stands among the keys of this layer.
     first_row = q_offset - kv_offset
     if torch.compiler.is_compiling():
         # Nothing may depend on the numbers in a mask, nor on what a function is made of.
-        is_plain = mask_function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+        is_plain = mask_function in (masking_utils.causal_mask_function, _bidirectional)
         if is_plain and attention_mask is None and kv_length > 1:
             if isinstance(first_row, int) and kv_length == first_row + q_length:
                 return None
             return _used(batch_size, first_row + q_length, device)
     elif kv_length > 1 and _is_known(mask_function):
-        is_ordered = mask_function is not masking_utils.bidirectional_mask_function
+        is_ordered = mask_function is not _bidirectional
         known, mask = _range(batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, device)
         if known:
             return mask
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         options[name] = False
+    if cache_position is not None:
+        rows: "Dict[str, Any]" = {"cache_position": cache_position}
+    else:
+        rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
     mask = masking_utils.sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device, **options
-    )
+        batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+        **rows, **options,
+    )  # fmt: skip
     return None if mask is None else _bias(mask)
 
 

@@ -275,6 +275,23 @@ def test_attention_chunk_of_pages(device, rotary):
         close(host(out)[b], in_chunks(host(q)[b], keys[inside], values[inside], 33, causal=True)[0], "float16")
 
 
+def test_positions_without_an_embedding_are_ignored(device):
+    """FlashAttention 3 takes rotary_seqlens with and without rotary_cos, for 16-bit and FP8 caches."""
+    q, k, v = randn(device, 2, 5, 4, 64), randn(device, 2, 5, 2, 64), randn(device, 2, 5, 2, 64)
+    lengths = ints(device, [250, 31])
+    for dtype in (torch.float16, torch.float8_e4m3fn):
+        caches = [randn(device, 2, 300, 2, 64).to(dtype) for _ in "kv"]
+        results = []
+        for positions in (None, ints(device, [7, 3]), ints(device, [7, 3])):
+            given = [x.clone() for x in caches]
+            out = fa3.flash_attn_with_kvcache(
+                q, *given, k, v, cache_seqlens=lengths, rotary_seqlens=positions, causal=True
+            )
+            results.append([out, *(x.float() for x in given)])
+        for found in results[1:]:
+            assert all(torch.equal(x, y) for x, y in zip(found, results[0]))
+
+
 def test_wide_values(device, monkeypatch):
     """Values of more columns than kernels of GPUs have; on the CPU the same way is taken here."""
     monkeypatch.setattr(compat_common, "_has_limit", lambda v: True)

@@ -1,13 +1,18 @@
 """FP8 tensors, their scales, and appends that quantise, against computations in float32."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 
 import flashcore
 
 torch = pytest.importorskip("torch")
-import flashcore.torch  # noqa: E402
+import flashcore.torch as ft  # noqa: E402
+from flashcore._plans import CACHE  # noqa: E402
 from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
+from flashcore.torch import _fast, _float8, _stable  # noqa: E402
 
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -142,7 +147,7 @@ def test_append_quantises(kv_type, compute):
     else:
         # Values beyond the largest number saturate.
         scales = [torch.tensor([0.5, 2.0 / largest]) for _ in "kv"]
-    flashcore.torch.append(k, v, *caches, slots, k_scale=scales[0], v_scale=scales[1], compute_scales=compute)
+    ft.append(k, v, *caches, slots, k_scale=scales[0], v_scale=scales[1], compute_scales=compute)
     for x, cache, scale in ((k, caches[0], scales[0]), (v, caches[1], scales[1])):
         rows = cache.flatten(0, 1)
         for token, slot in enumerate(slots.tolist()):
@@ -155,7 +160,7 @@ def test_append_quantises(kv_type, compute):
             expected = (x[token].float() / own[:, None]).clamp(-largest, largest).to(kv_type)
             assert torch.equal(rows[slot].view(torch.uint8), expected.view(torch.uint8))
         others = [slot for slot in range(32) if slot not in slots.tolist()]
-        assert not rows[others].view(torch.uint8).any()
+        assert not rows.view(torch.uint8)[others].any()
         if compute:
             assert (scale.flatten(0, 1)[others] == -1).all()
 
@@ -223,7 +228,7 @@ def test_mistakes_are_named():
     with pytest.raises(flashcore.InvalidArgument, match="compute_scales"):
         new = torch.randn(2, 2, 32, dtype=torch.float16)
         caches = [torch.zeros(1, 4, 2, 32).to(torch.float8_e4m3fn) for _ in "kv"]
-        flashcore.torch.append(new, new, *caches, torch.arange(2), compute_scales=True)
+        ft.append(new, new, *caches, torch.arange(2), compute_scales=True)
 
 
 def test_numpy():
@@ -254,3 +259,150 @@ def test_compiled():
     function = lambda q, k: torch.ops.flashcore.float8_forward(q, k, k, None, scale, scale, causal=True)[0]  # noqa: E731
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert torch.equal(compiled(q, k), function(q, k))
+
+
+def launched_cases():
+    kv_type = torch.float8_e4m3fn
+    q, k, v = (torch.randn(2, rows, heads, 64) for rows, heads in ((70, 4), (230, 2), (230, 2)))
+    half, codes, all_codes = q.half(), [x.to(kv_type) for x in (k, v)], [x.to(kv_type) for x in (q, k, v)]
+    scales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
+    lengths = torch.tensor([211, 3], dtype=torch.int32)
+    new, tables = [torch.randn(2, 3, 2, 64).half() for _ in "kv"], [torch.rand(400, 16).half() for _ in range(2)]
+    rows = [torch.rand(2, 230, 2) + 0.5 for _ in "kv"]
+    rest = (None, None, None, None, 0.2, True, -1, -1, 0.0, False, torch.rand(4), None, None, None, lengths, None, None, None)
+    forward, kvcache = "float8_forward", "float8_kvcache_forward"
+    cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 61, 140], [0, 227, 460]))
+    packed = [x.flatten(0, 1) for x in (half, *codes)]
+    return {
+        "keys": (forward, (half, *codes, None, *scales[1:])),
+        "all, and LSE": (forward, (*all_codes, *scales, *rest, True)),
+        "half output": (forward, (*all_codes, *scales, *rest, False, torch.float16)),
+        "rows": (forward, (half, *codes, None, *rows)),
+        "packed": (forward, (*packed, None, *scales[1:], cu_q, cu_k, 79, 233, None, True)),
+        "append": (kvcache, (half[:, :3], *codes, *new, lengths, *scales[1:], False, *tables)),
+        "append and compute scales": (kvcache, (half[:, :3], *codes, *new, lengths, *rows, True, *tables)),
+    }
+
+
+def other_numbers(x):
+    """A tensor like `x` with other numbers."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return x
+    numbers = torch.rand(x.shape) + 0.5 if x.dtype == torch.float32 else torch.randn(x.shape)
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype).copy_(numbers)
+
+
+def same(first, second):
+    if not isinstance(first, torch.Tensor):
+        return True
+    return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+@pytest.mark.skipif(not ft.is_fast(), reason="libflashcore_python.so is not there")
+@pytest.mark.parametrize("way", ["exchange", "attributes", "no_grad", "enable_grad", "inference_mode"])
+@pytest.mark.parametrize("name", list(launched_cases()))
+def test_hits_have_the_bits_of_misses(name, way, monkeypatch):
+    torch.manual_seed(6)
+    operator, arguments = launched_cases()[name]
+    miss = {"float8_forward": _float8.miss_forward, "float8_kvcache_forward": _float8.miss_kvcache_forward}[operator]
+    CACHE.clear()
+    if way in ("exchange", "attributes"):
+        if way == "attributes":
+            monkeypatch.setattr(_fast, "_exchange", lambda: 0)
+
+        def refuse(*arguments):
+            raise AssertionError("this call is plain")
+
+        mode, function = torch.no_grad, _fast.operation(miss, refuse)
+        count = lambda: _fast.launches(function)  # noqa: E731
+    else:
+        if not _stable.is_registered(operator):
+            pytest.skip("operators are implemented in Python")
+        mode, function = getattr(torch, way), getattr(torch.ops.flashcore, operator)
+        count = lambda: _stable.launches(operator)  # noqa: E731
+    with mode():
+        for _ in range(3):
+            given = [other_numbers(x) for x in arguments]
+            twin = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+            actual, (expected, _) = function(*given), miss(*twin)
+            assert count() == 1, "the second and third call are hits"
+            assert all(same(x, y) for x, y in (*zip(actual, expected), *zip(given, twin)))
+
+
+def test_grad_is_refused():
+    q = torch.randn(1, 3, 2, 64)
+    caches = [torch.randn(1, 40, 2, 64).to(torch.float8_e4m3fn) for _ in "kv"]
+    lengths = torch.tensor([10], dtype=torch.int32)
+    for _ in range(2):
+        for x in (q, q.clone().requires_grad_()):
+            calls = (
+                lambda: torch.ops.flashcore.float8_forward(x, *caches),
+                lambda: torch.ops.flashcore.float8_kvcache_forward(x, *caches, q, q, lengths),
+                lambda: flashcore.attention(x, *caches, layout="bshd"),
+                lambda: fa3.flash_attn_func(x, *caches),
+                lambda: fa3.flash_attn_with_kvcache(x, *caches, q, q, cache_seqlens=lengths),
+            )
+            for call in calls:
+                with torch.no_grad():
+                    call()
+                if x.requires_grad:
+                    with pytest.raises(flashcore.NoBackward, match="call it under torch.no_grad"):
+                        call()
+                else:
+                    call()
+                assert torch.is_grad_enabled()
+
+
+def test_types_of_outputs_are_named():
+    codes = torch.randn(1, 3, 2, 64).to(torch.float8_e4m3fn)
+    for function in (torch.ops.flashcore.float8_forward, _float8.forward):
+        nothing = [None] * 7
+        given = (codes, codes, codes, *nothing, None, False, -1, -1, 0.0, False, *[None] * 8, False)
+        for dtype in (torch.float16, torch.bfloat16):
+            assert function(*given, dtype)[0].dtype == dtype
+        for dtype in (torch.float32, torch.float64):
+            with pytest.raises(flashcore.InvalidArgument, match="with an FP8 query it must be float16 or bfloat16"):
+                function(*given, dtype)
+        with pytest.raises((flashcore.InvalidArgument, TypeError)):
+            function(*given, torch.int64)
+
+
+def test_threads_and_a_fork():
+    cases = []
+    for rows in range(60, 72):
+        q = torch.randn(1, rows, 2, 64).half()
+        codes, scale = [torch.randn(1, 150, 2, 64).to(torch.float8_e4m3fn) for _ in "kv"], torch.rand(1, 2) + 0.5
+        cases.append((q, *codes, None, scale, scale))
+    with torch.no_grad():
+        expected = [_float8.miss_forward(*case)[0][0] for case in cases]
+        wrong = []
+
+        def work(offset):
+            for turn in range(60):
+                index = (5 * offset + turn) % len(cases)
+                if turn % 25 == 24 and offset < 2:
+                    CACHE.clear()
+                function = torch.ops.flashcore.float8_forward if turn % 2 else _float8.forward
+                try:
+                    is_same = torch.equal(function(*cases[index])[0], expected[index])
+                except Exception as error:  # a thread's error is one of the test
+                    wrong.append(error)
+                else:
+                    wrong.extend([] if is_same else [index])
+
+        threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        torch.set_num_threads(1)
+        child = os.fork()
+        if child == 0:
+            try:
+                functions = (torch.ops.flashcore.float8_forward, _float8.forward)
+                found = [function(*cases[0])[0].numpy() for function in functions]
+                os._exit(0 if all(np.array_equal(x, expected[0].numpy()) for x in found) else 3)
+            finally:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -134,6 +134,58 @@ def test_grad_is_refused_in_every_call():
         out.sum().backward()
 
 
+def steps_of_autograd(call):
+    """How often the Python part of autograd runs in a call."""
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen.count("autograd_impl")
+
+
+def test_autograd_has_no_step_without_grad():
+    q, k = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64)
+    x = q.clone().requires_grad_()
+    for operator in (ops.forward, ops.forward.default):
+        assert steps_of_autograd(lambda: operator(x, k, k)) == 1
+        assert steps_of_autograd(lambda: operator(q, k, k)) == 0
+        with torch.no_grad():
+            assert steps_of_autograd(lambda: operator(x, k, k)) == 0
+        assert operator(x, k, k)[0].requires_grad and not operator(q, k, k)[0].requires_grad
+        # By name as well as by place.
+        assert operator(q, k=k, v=x)[0].requires_grad
+
+
+def test_modes_see_calls_without_grad():
+    q, k = torch.randn(1, 70, 2, 64), torch.randn(1, 70, 2, 64)
+    seen = []
+
+    class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+            seen.append(call)
+            return call(*args, **(kwargs or {}))
+
+    class FunctionMode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, call, types, args=(), kwargs=None):
+            seen.append(call)
+            return call(*args, **(kwargs or {}))
+
+    expected, lengths = ops.forward(q, k, k)[0], torch.tensor([70], dtype=torch.int32)
+    for mode in (DispatchMode, FunctionMode):
+        for grad in (torch.no_grad, torch.enable_grad):
+            with grad(), mode():
+                seen.clear()
+                assert torch.equal(ops.forward.default(q, k, k)[0], expected)
+                assert seen.pop(0) is ops.forward.default
+                seen.clear()
+                assert torch.equal(ops.kvcache_forward.default(q, k, k, None, None, lengths)[0], expected)
+                assert seen.pop(0) is ops.kvcache_forward.default
+    found = torch.func.vmap(lambda x: ops.forward(x, k, k)[0])(q[None])
+    assert torch.equal(found[0], expected)
+
+
 def test_plans_that_go():
     q = torch.randn(1, 133, 2, 64)
     CACHE.clear()

@@ -59,6 +59,10 @@ def gpt_oss():
 
 
 def bert():
+    from transformers.models.bert import modeling_bert
+
+    if hasattr(modeling_bert, "BERT_SELF_ATTENTION_CLASSES"):
+        pytest.skip(f"the BERT of transformers {transformers.__version__} has no attention interface")
     return transformers.BertForMaskedLM, transformers.BertConfig(**SIZES)
 
 

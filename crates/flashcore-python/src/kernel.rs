@@ -53,6 +53,8 @@ struct Operator {
     torch: Torch,
     cuda: i32,
     float32: i32,
+    float16: i32,
+    bfloat16: i32,
     uint8: i32,
     types: Vec<ArgumentType>,
     /// True for an operator that has no kernel for autograd: Python refuses tensors that require grad.
@@ -187,6 +189,8 @@ unsafe fn register(python: Interpreter, torch: Torch, settings: Ref) -> Option<i
             torch,
             cuda: (torch.cuda)(),
             float32: (torch.float32)(),
+            float16: (torch.float16)(),
+            bfloat16: (torch.bfloat16)(),
             uint8: (torch.uint8)(),
             types,
             refuses_grad: refuses_grad == yes,
@@ -390,6 +394,8 @@ impl Operator {
                 let dtype = match output.kind {
                     Kind::Output => place.dtype,
                     Kind::Float => self.float32,
+                    Kind::Float16 => self.float16,
+                    Kind::BFloat16 => self.bfloat16,
                     Kind::Workspace => self.uint8,
                     Kind::Shared => return Err(INVALID_PLAN),
                 };

@@ -22,6 +22,10 @@ pub(crate) enum Kind {
     Workspace,
     /// A tensor without elements that all calls share, in place of the shape; returned.
     Shared,
+    /// float16, of an FP8 query; returned.
+    Float16,
+    /// bfloat16, of an FP8 query; returned.
+    BFloat16,
 }
 
 /// An output to allocate.
@@ -98,6 +102,8 @@ impl Launch {
                         1 => Kind::Float,
                         2 => Kind::Workspace,
                         3 => Kind::Shared,
+                        4 => Kind::Float16,
+                        5 => Kind::BFloat16,
                         _ => return None,
                     };
                     let mut sizes = Vec::new();

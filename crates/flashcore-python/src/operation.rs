@@ -12,17 +12,21 @@ use crate::tensor::{Exchange, ExchangeFunctions, Names, Reader};
 /// Most arguments of an operation.
 const MOST_ARGUMENTS: usize = 40;
 
-/// An operation: each argument is a tensor or None, or a number, a flag, a tuple of integers or None.
+/// An operation: each argument is a tensor or None, or a number, a flag, a tuple of integers, a type of elements or None.
 struct Operation {
     reader: Reader,
     tensor_type: Ref,
     float_type: Ref,
     int_type: Ref,
     tuple_type: Ref,
+    /// The type of torch's types of elements.
+    dtype_type: Ref,
     none: Ref,
     yes: Ref,
     no: Ref,
     float32: Ref,
+    float16: Ref,
+    bfloat16: Ref,
     uint8: Ref,
     /// ("dtype",), the names of keyword arguments.
     dtype_keyword: Ref,
@@ -172,6 +176,8 @@ impl Operation {
                 yes,
                 no,
                 float32,
+                float16,
+                bfloat16,
                 uint8,
                 dtype_keyword,
                 listeners,
@@ -234,10 +240,13 @@ impl Operation {
                 int_type,
                 // The type of a tuple, which lives as long as the interpreter.
                 tuple_type: Owned::new(&python, (python.type_of)(dtype_keyword)).object,
+                dtype_type: Owned::new(&python, (python.type_of)(float32)).object,
                 none,
                 yes,
                 no,
                 float32,
+                float16,
+                bfloat16,
                 uint8,
                 dtype_keyword,
                 listeners: python.items(listeners)?,
@@ -330,7 +339,7 @@ impl Operation {
         device
     }
 
-    /// Writes a flag, a number or a tuple of integers into the key. None for what is none of them.
+    /// Writes a flag, a number, a tuple of integers or a type of elements into the key. None for what is none of them.
     ///
     /// # Safety
     ///
@@ -361,6 +370,10 @@ impl Operation {
                     }
                     key.push(python.integer(item)? as u64);
                 }
+            } else if argument_type == self.dtype_type {
+                // Types of elements are objects that torch never frees.
+                key.push(6);
+                key.push(argument as u64);
             } else {
                 return None;
             }
@@ -415,6 +428,8 @@ impl Operation {
                     }
                     Kind::Output => std::ptr::null_mut(),
                     Kind::Float => self.float32,
+                    Kind::Float16 => self.float16,
+                    Kind::BFloat16 => self.bfloat16,
                     Kind::Workspace => self.uint8,
                 };
                 let keywords = if dtype.is_null() { std::ptr::null_mut() } else { self.dtype_keyword };

@@ -28,6 +28,8 @@ functions! {
     cuda = "aoti_torch_device_type_cuda" () -> i32;
     is_grad_enabled = "aoti_torch_grad_mode_is_enabled" () -> bool;
     float32 = "aoti_torch_dtype_float32" () -> i32;
+    float16 = "aoti_torch_dtype_float16" () -> i32;
+    bfloat16 = "aoti_torch_dtype_bfloat16" () -> i32;
     uint8 = "aoti_torch_dtype_uint8" () -> i32;
     new_library = "aoti_torch_library_init_impl" (*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
     implement = "aoti_torch_library_impl" (*mut c_void, *const c_char, Kernel) -> i32;

@@ -8,7 +8,7 @@ import torch
 
 from .._errors import InvalidArgument, Unsupported
 from ..torch import forward, kvcache_forward, varlen_forward
-from ..torch._launch import refuse_grad
+from ..torch._launch import check_given, refuse_grad
 from ..torch._namespace import OPERATORS
 from . import _chunks
 from ._append import append_new
@@ -47,7 +47,7 @@ def columns(out: torch.Tensor, value_dim: int) -> torch.Tensor:
 
 def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
     """The scale of the head dim before padding."""
-    return q.shape[-1] ** -0.5 if scale is None else scale
+    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
 
 MOST_VALUE_COLUMNS = 256  # of a kernel of GPUs
@@ -99,6 +99,7 @@ def dense(
     attend: Attend = forward,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of `[batch, row, head, column]`, by `attend`: `forward`, or what stands for it."""
+    check_given(q=q, k=k, v=v)
     left, right = sides(window)
     value_dim = v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
@@ -138,6 +139,7 @@ def packed(
     attend: Attend = varlen_forward,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of packed sequences, over packed keys or pages, by `attend`: `varlen_forward`, or what stands for it."""
+    check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
     scale, value_dim = scale_of(q, scale), v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -231,6 +233,7 @@ def cached(
     attend: Attend = kvcache_forward, table_name: str = "page_table",
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Append to a KV cache and attend it, by `attend`: `kvcache_forward`, or what stands for it."""
+    check_given(q=q, k_cache=k_cache, v_cache=v_cache)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
             raise InvalidArgument(f"the columns of {name} are {cache.stride(-1)} elements apart; they must be adjacent")

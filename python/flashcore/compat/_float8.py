@@ -7,8 +7,8 @@ from typing import Any, Optional
 import torch
 
 from .._errors import Unsupported
-from ..torch._float8 import is_float8
-from ..torch._namespace import OPERATORS
+from ..torch._float8 import forward, is_float8, kvcache_forward
+from ._common import sides
 
 __all__ = ["cached", "dense", "is_float8", "packed"]
 
@@ -26,9 +26,9 @@ def dense(
 ) -> Any:  # fmt: skip
     """Attention of `[batch, row, head, column]`."""
     _refuse(q, chunk, q_descale=q_descale)
-    return OPERATORS.float8_forward(
-        q, k, v, q_descale, k_descale, v_descale, scale=scale, causal=causal, window_left=window[0],
-        window_right=window[1], softcap=softcap, return_lse=return_lse,
+    return forward(
+        q, k, v, q_descale, k_descale, v_descale, None, None, None, None, scale, causal, *sides(window), softcap, False, None,
+        None, None, None, None, None, None, None, return_lse,
     )  # fmt: skip
 
 
@@ -39,9 +39,9 @@ def packed(
 ) -> Any:  # fmt: skip
     """Attention of packed sequences."""
     _refuse(q, chunk, q_descale=q_descale)
-    return OPERATORS.float8_forward(
-        q, k, v, q_descale, k_descale, v_descale, cu_q, cu_k, int(max_q), int(max_k), scale, causal, window[0], window[1],
-        softcap, seqused_q=used_q, seqused_k=used_k, return_lse=return_lse,
+    return forward(
+        q, k, v, q_descale, k_descale, v_descale, cu_q, cu_k, int(max_q), int(max_k), scale, causal, *sides(window), softcap,
+        False, None, None, None, used_q, used_k, None, None, None, return_lse,
     )  # fmt: skip
 
 
@@ -55,15 +55,13 @@ def cached(
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
-    shared = dict(
-        scale=scale, causal=causal, window_left=window[0], window_right=window[1], softcap=softcap, leftpad_k=leftpad,
-        kv_batch_idx=batch_idx, page_table=table, cu_seqlens_q=cu_q, max_seqlen_q=max_q, return_lse=return_lse,
-    )  # fmt: skip
+    left, right = sides(window)
     if k is None:
-        return OPERATORS.float8_forward(
-            q, k_cache, v_cache, q_descale, k_descale, v_descale, seqused_k=lengths, **shared
-        )
-    return OPERATORS.float8_kvcache_forward(
-        q, k_cache, v_cache, k, v, lengths, k_descale, v_descale, False, cos, sin, interleaved, rotary_seqlens,
-        cu_seqlens_k_new=cu_k_new, **shared,
+        return forward(
+            q, k_cache, v_cache, q_descale, k_descale, v_descale, cu_q, None, max_q, None, scale, causal, left, right, softcap,
+            False, None, None, None, None, lengths, leftpad, batch_idx, table, return_lse,
+        )  # fmt: skip
+    return kvcache_forward(
+        q, k_cache, v_cache, k, v, lengths, k_descale, v_descale, False, cos, sin, interleaved, rotary_seqlens, batch_idx,
+        leftpad, table, cu_q, cu_k_new, max_q, scale, causal, left, right, softcap, None, None, return_lse,
     )  # fmt: skip

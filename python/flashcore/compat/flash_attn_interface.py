@@ -191,6 +191,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Any:
     """Appends k and v to a cache `[batch, row, head, column]` or to pages, and attends it."""
+    if rotary_cos is None:
+        rotary_seqlens = None  # positions of an embedding that is not asked for: FlashAttention 3 ignores them
     if _float8.is_float8(q, k_cache, v_cache):
         refuse_given(qv=qv)
         result = _float8.cached(

@@ -196,7 +196,7 @@ def attention(
         out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
         if out is not None and out_dtype is None:
             out_dtype = out.dtype
-        result, lse = OPERATORS.float8_forward(
+        result, lse = _float8.forward(
             q, k, v, *scales, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, left, right, softcap,
             alignment == "top_left", alibi_slopes, sinks, bias, seqused_q, seqused_k, leftpad_k, kv_batch_idx, page_table,
             return_lse, out_dtype,

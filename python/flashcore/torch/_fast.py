@@ -26,7 +26,9 @@ _NAMES = (
 )  # fmt: skip
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-OUTPUT, FLOAT, WORKSPACE, SHARED = range(4)
+OUTPUT, FLOAT, WORKSPACE, SHARED, FLOAT16, BFLOAT16 = range(6)
+# Of outputs that are not of the type of the first tensor.
+_KINDS = {torch.float32: FLOAT, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 
 try:
     # The property of a Stream object costs ten times as much.
@@ -155,8 +157,9 @@ def operation(miss: "Callable[..., Any]", dispatch: "Optional[Callable[..., Any]
         miss = _sharing(miss)
     required = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
     settings = (
-        _Tensor, float, int, None, True, False, torch.float32, torch.uint8, ("dtype",), _LISTENERS, _is_grad_enabled,
-        raw_stream, is_capturing, _NAMES, _exchange(), dispatch, miss, lib.fail, are_tensors, required,
+        _Tensor, float, int, None, True, False, torch.float32, torch.float16, torch.bfloat16, torch.uint8, ("dtype",),
+        _LISTENERS, _is_grad_enabled, raw_stream, is_capturing, _NAMES, _exchange(), dispatch, miss, lib.fail, are_tensors,
+        required,
         tuple(None if parameter.default is inspect.Parameter.empty else parameter.default for parameter in parameters),
     )  # fmt: skip
     function = library.flashcore_python_operation(ctypes.addressof(addresses), len(addresses), settings)
@@ -174,11 +177,22 @@ def places_of(function: "Callable[..., Any]", names: "Dict[str, str]") -> "Dict[
     return {names.get(name, name): place for place, name in enumerate(inspect.signature(function).parameters)}
 
 
-def launch_of(plan: "Optional[Plan]", places: "Dict[str, int]", count: int, outputs: "Sequence[torch.Tensor]", returns_tuple: bool) -> Any:
-    """The launch of a plan whose outputs are the first one, then an LSE: what `miss` returns beside its result."""
+def launch_of(
+    plan: "Optional[Plan]",
+    places: "Dict[str, int]",
+    count: int,
+    outputs: "Sequence[torch.Tensor]",
+    returns_tuple: bool,
+    is_converted: bool = False,
+) -> Any:
+    """The launch of a plan whose outputs are the first one, then an LSE: what `miss` returns beside its result.
+
+    With `is_converted` the first one is not of the query's type.
+    """
     if plan is None or _LOADED is None:
         return None
-    made = [(tuple(tensor.shape), FLOAT if index else OUTPUT) for index, tensor in enumerate(outputs)]
+    first = _KINDS[outputs[0].dtype] if is_converted else OUTPUT
+    made = [(tuple(tensor.shape), FLOAT if index else first) for index, tensor in enumerate(outputs)]
     sources = {**places, "output": count, "lse": count + 1}
     if plan.workspace_bytes:
         sources["workspace"] = count + len(made)

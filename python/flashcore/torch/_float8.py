@@ -2,6 +2,7 @@
 
 They are beside those of other types, whose schemas stay; `flashcore.torch.attention` and `flashcore.compat` choose.
 Scales are float32: of one element, `[KV head]`, `[batch, KV head]`, or `[batch or page, row, head]`.
+Functions whose name begins with `miss_` return (result, launch or None) for `_fast.operation`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,18 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from .. import _library as lib
 from .._errors import InvalidArgument
-from .._plans import CACHE
 from .._resolve import Options
-from ._kvcache import _ARGUMENTS, _kvcache_plan
-from ._launch import attend, describe, refuse_grad, run
-from ._ops import define, operands_of
-from ._serving import value_offset
-
-_find = CACHE.find
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+from ._fast import is_dynamo_compiling, launch_of, operation, places_of
+from ._kvcache import APPENDED, ROTARY_TO_RESULTS, append_and_attend, check_append
+from ._launch import FLOAT8, attend, check_given, refuse_grad
+from ._namespace import OPERATORS
+from ._ops import OPTIONS, PAGES, QUERY_KEY_VALUE, define_launched, fake_of, new_outputs, operands_of
 
 
 def is_float8(*tensors: "Optional[torch.Tensor]") -> bool:
     """True if one of the tensors is FP8."""
-    return any(tensor is not None and tensor.dtype in FLOAT8 for tensor in tensors)
+    return any(getattr(tensor, "dtype", None) in FLOAT8 for tensor in tensors)
 
 
 def codes(name: str, tensor: torch.Tensor, kv_dtype: Any) -> torch.Tensor:
@@ -38,20 +35,7 @@ def codes(name: str, tensor: torch.Tensor, kv_dtype: Any) -> torch.Tensor:
     return tensor.view(found)
 
 
-def _outputs(
-    q: torch.Tensor, value_dim: int, is_packed: bool, return_lse: bool, is_partial: bool, out_dtype: "Optional[torch.dtype]"
-) -> "Tuple[torch.Tensor, torch.Tensor]":
-    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity."""
-    dtype = q.dtype if q.dtype not in FLOAT8 else out_dtype or torch.bfloat16
-    make = torch.zeros if is_partial else torch.empty
-    out = make((*q.shape[:-1], value_dim), dtype=dtype, device=q.device)
-    if not return_lse:
-        return out, torch.empty((0,), dtype=torch.float32, device=q.device)
-    shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
-    return out, torch.full(shape, -float("inf"), dtype=torch.float32, device=q.device)
-
-
-def float8_forward(
+def miss_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -78,29 +62,31 @@ def float8_forward(
     page_table: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
     out_dtype: "Optional[torch.dtype]" = None,
-) -> "Tuple[torch.Tensor, torch.Tensor]":
+) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over FP8 keys and values, dense, packed or paged, under a query of any type."""
-    refuse_grad(q, k, v, sinks, bias)
+    check_given(q=q, k=k, v=v)
+    refuse_grad(q, k, v, q_scale, k_scale, v_scale, alibi_slopes, sinks, bias)
     is_packed = cu_seqlens_q is not None
     if q.dim() != (3 if is_packed else 4):
         raise InvalidArgument(
             f"q has shape {tuple(q.shape)}; it must be [batch, row, head, column], or [row, head, column] with cu_seqlens_q"
         )
-    is_partial = is_packed or seqused_q is not None
-    out, lse = _outputs(q, v.shape[-1], is_packed, return_lse, is_partial, out_dtype)
+    out, lse = new_outputs(q, v.shape[-1], is_packed, return_lse, seqused_q is not None, out_dtype)
     operands = operands_of(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, sinks=sinks, bias=bias,
         seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
-    attend(
+    plan = attend(
         q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
         max_seqlen_q, max_seqlen_k, operands,
     )  # fmt: skip
-    return out, lse
+    if seqused_q is not None:
+        return (out, lse), None  # rows that are not written were filled
+    return (out, lse), launch_of(plan, _FORWARD, 26, (out, lse), True, out.dtype != q.dtype)
 
 
-def float8_kvcache_forward(
+def miss_kvcache_forward(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -128,21 +114,16 @@ def float8_kvcache_forward(
     alibi_slopes: "Optional[torch.Tensor]" = None,
     sinks: "Optional[torch.Tensor]" = None,
     return_lse: bool = False,
-) -> "Tuple[torch.Tensor, torch.Tensor]":
+) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Appends `k` and `v` to an FP8 cache and attends it.
 
     Scales are given, or with `compute_scales` `[batch or page, row, head]`, of which those of new rows are written.
     """
-    refuse_grad(q, k_cache, v_cache, k, v)
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise InvalidArgument("one of rotary_cos and rotary_sin is given; both must be, or none")
-    if cache_seqlens.dtype not in (torch.int32, torch.uint32):
-        raise InvalidArgument(f"cache_seqlens is {cache_seqlens.dtype}; it must be torch.int32: convert it")
-    is_packed, device = cu_seqlens_q is not None, q.get_device()
-    out, lse = _outputs(q, v_cache.shape[-1], is_packed, return_lse, is_packed, None)
-    tensors = [("query", q), ("key_cache", k_cache), ("value_cache", v_cache), ("output", out)]
-    if return_lse:
-        tensors.append(("lse", lse))
+    check_given(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    refuse_grad(q, k_cache, v_cache, k, v, k_scale, v_scale, alibi_slopes, sinks)
+    check_append(k, rotary_cos, rotary_sin, cache_seqlens)
+    is_packed = cu_seqlens_q is not None
+    out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)
     operands = operands_of(
         cu_seqlens_q=cu_seqlens_q, alibi_slopes=alibi_slopes, sinks=sinks, seqused_k=cache_seqlens, leftpad_k=leftpad_k,
         kv_batch_idx=kv_batch_idx, page_table=page_table, k_scale=k_scale, v_scale=v_scale,
@@ -150,64 +131,42 @@ def float8_kvcache_forward(
     new = operands_of(
         new_key=k, new_value=v, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, cos=rotary_cos, sin=rotary_sin
     )
-    offset = value_offset(k_cache, v_cache) if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4 else 0
     max_q = max_seqlen_q if is_packed else None
-    key: Any = (
-        "float8_kvcache", scale, causal, window_left, window_right, softcap, max_q, rotary_interleaved, offset, compute_scales,
-    )  # fmt: skip
-    for name, tensor in (*tensors, *operands, *new):
-        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-    plan = _find(key)
-    if plan is None:
-        described = [describe(name, x) for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out))]
-        options = Options(scale, causal, window_left, window_right, softcap, return_lse, False, max_q, None)
-        more = [{name: describe(_ARGUMENTS.get(name, name), x) for name, x in given} for given in (operands, new)]
-        if out.numel() == 0 and k.numel() == 0:
-            return out, lse
-        plan = CACHE.add(
-            key, lambda: _kvcache_plan(*described, options, *more, rotary_interleaved, offset, compute_scales)
-        )
-    addresses = [x.data_ptr() for name, x in (*tensors, *operands, *new) if not (offset and name == "value_cache")]
-    run(plan, addresses, device)
-    return out, lse
+    options = Options(scale, causal, window_left, window_right, softcap, return_lse, False, max_q)
+    plan = append_and_attend(
+        q, k_cache, v_cache, out, lse if return_lse else None, options, operands, new, rotary_interleaved, compute_scales
+    )
+    return (out, lse), launch_of(plan, _KVCACHE, 27, (out, lse), True, out.dtype != q.dtype)
 
 
-def _fake(q, value, is_packed, return_lse, out_dtype=None):  # type: ignore[no-untyped-def]
-    return _outputs(q, value.shape[-1], is_packed, return_lse, False, out_dtype)
-
-
-def _forward_fake(q, k, v, *args, return_lse=False, out_dtype=None, **options):  # type: ignore[no-untyped-def]
-    # Positional arguments end with return_lse and out_dtype.
-    return_lse = args[21] if len(args) > 21 else return_lse
-    out_dtype = args[22] if len(args) > 22 else out_dtype
-    return _fake(q, v, q.dim() == 3, return_lse, out_dtype)
-
-
-def _kvcache_fake(q, k_cache, v_cache, *args, return_lse=False, **options):  # type: ignore[no-untyped-def]
-    return _fake(q, v_cache, q.dim() == 3, args[23] if len(args) > 23 else return_lse)
-
-
-_MASK = "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0"
-define(
+_FORWARD = places_of(miss_forward, QUERY_KEY_VALUE)
+_KVCACHE = places_of(miss_kvcache_forward, APPENDED)
+define_launched(
     "float8_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-    + _MASK
-    + ", bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
-    "Tensor? seqused_k=None, Tensor? leftpad_k=None, Tensor? kv_batch_idx=None, Tensor? page_table=None, "
-    "bool return_lse=False, ScalarType? out_dtype=None) -> (Tensor, Tensor)",
-    float8_forward,
-    _forward_fake,
+    f"{OPTIONS}{PAGES}, bool return_lse=False, ScalarType? out_dtype=None) -> (Tensor, Tensor)",
+    miss_forward,
+    fake_of(miss_forward, (3, 4)),
+    True,
 )
-define(
+define_launched(
     "float8_kvcache_forward",
     "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor cache_seqlens, "
-    "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, bool compute_scales=False, Tensor? rotary_cos=None, "
-    "Tensor? rotary_sin=None, bool rotary_interleaved=True, Tensor? rotary_seqlens=None, Tensor? kv_batch_idx=None, "
-    "Tensor? leftpad_k=None, Tensor? page_table=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k_new=None, "
-    "SymInt? max_seqlen_q=None, "
-    + _MASK
-    + ", Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False) -> (Tensor, Tensor)",
-    float8_kvcache_forward,
-    _kvcache_fake,
+    f"Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None, bool compute_scales=False, {ROTARY_TO_RESULTS}",
+    miss_kvcache_forward,
+    fake_of(miss_kvcache_forward, (3, 4), "v_cache"),
+    True,
 )
+_forward = operation(miss_forward, OPERATORS.float8_forward.default)
+_kvcache_forward = operation(miss_kvcache_forward, OPERATORS.float8_kvcache_forward.default)
+
+
+def forward(*arguments: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """`torch.ops.flashcore.float8_forward` of arguments by place."""
+    return (OPERATORS.float8_forward if is_dynamo_compiling() else _forward)(*arguments)
+
+
+def kvcache_forward(*arguments: Any) -> "Tuple[torch.Tensor, torch.Tensor]":
+    """`torch.ops.flashcore.float8_kvcache_forward` of arguments by place."""
+    return (OPERATORS.float8_kvcache_forward if is_dynamo_compiling() else _kvcache_forward)(*arguments)

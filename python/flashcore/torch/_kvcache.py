@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import byref, c_void_p, sizeof
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
@@ -12,8 +12,8 @@ from .._errors import InvalidArgument
 from .._plans import CACHE, KVCACHE, Plan
 from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
 from ._fast import launch_of, places_of
-from ._launch import attend, describe, refuse_grad, run
-from ._ops import define_launched, fake_of, new_outputs, operands_of
+from ._launch import attend, check_given, describe, refuse_grad, run
+from ._ops import MASK, define_launched, fake_of, new_outputs, operands_of
 from ._serving import value_offset
 
 _find = CACHE.find
@@ -111,6 +111,55 @@ def _append_problem(
     return problem
 
 
+def check_append(
+    k: "Optional[torch.Tensor]",
+    rotary_cos: "Optional[torch.Tensor]",
+    rotary_sin: "Optional[torch.Tensor]",
+    cache_seqlens: "Optional[torch.Tensor]",
+) -> None:
+    """Checks what a plan of an append does not see, or would name otherwise."""
+    if k is not None and cache_seqlens is None:
+        raise InvalidArgument("k is given without cache_seqlens, which says where it goes")
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise InvalidArgument("one of rotary_cos and rotary_sin is given; both must be, or none")
+    if cache_seqlens is not None and cache_seqlens.dtype not in (torch.int32, torch.uint32):
+        raise InvalidArgument(f"cache_seqlens is {cache_seqlens.dtype}; it must be torch.int32: convert it")
+
+
+def append_and_attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    lse: "Optional[torch.Tensor]",
+    options: Options,
+    operands: "Sequence[Tuple[str, torch.Tensor]]",
+    new: "Sequence[Tuple[str, torch.Tensor]]",
+    is_interleaved: bool,
+    compute_scales: bool = False,
+) -> "Optional[Plan]":
+    """Appends to the caches and attends them, into `out` and `lse`. The plan, if it may be run for other addresses."""
+    tensors = [("query", q), ("key_cache", k_cache), ("value_cache", v_cache), ("output", out)]
+    tensors += [("lse", lse)] if lse is not None else []
+    device = q.get_device()
+    # Caches that lie in one memory, K and V side by side, are one range of the host.
+    offset = value_offset(k_cache, v_cache) if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4 else 0
+    key: Any = ("kvcache", options, is_interleaved, offset, compute_scales)
+    for name, tensor in (*tensors, *operands, *new):
+        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    plan = _find(key)
+    if plan is None:
+        described = [describe(name, x) for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out))]
+        more = [{name: describe(_ARGUMENTS.get(name, name), x) for name, x in given} for given in (operands, new)]
+        if out.numel() == 0 and new[0][1].numel() == 0:
+            return None
+        plan = CACHE.add(key, lambda: _kvcache_plan(*described, options, *more, is_interleaved, offset, compute_scales))
+    run(plan, [x.data_ptr() for name, x in (*tensors, *operands, *new) if not (offset and name == "value_cache")], device)
+    # The place of one cache relative to the other is no part of the short way's key.
+    is_apart = device >= 0 or extent(tuple(k_cache.shape), tuple(k_cache.stride())) == k_cache.numel()
+    return plan if is_apart else None
+
+
 def miss_kvcache_forward(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -138,19 +187,16 @@ def miss_kvcache_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over a KV cache, after `k` and `v` were appended to it."""
-    refuse_grad(q, k_cache, v_cache, k, v)
+    check_given(q=q, k_cache=k_cache, v_cache=v_cache)
+    refuse_grad(q, k_cache, v_cache, k, v, alibi_slopes, sinks)
     if (k is None) != (v is None):
         raise InvalidArgument("one of k and v is given; both must be, or none")
-    if (rotary_cos is None) != (rotary_sin is None):
-        raise InvalidArgument("one of rotary_cos and rotary_sin is given; both must be, or none")
+    check_append(k, rotary_cos, rotary_sin, cache_seqlens)
     if rotary_cos is not None and k is None:
         raise InvalidArgument("rotary_cos is given without k; the rotary embedding is applied when k is appended")
-    if k is not None and cache_seqlens is None:
-        raise InvalidArgument("k is given without cache_seqlens, which says where it goes")
-    if cache_seqlens is not None and cache_seqlens.dtype not in (torch.int32, torch.uint32):
-        raise InvalidArgument(f"cache_seqlens is {cache_seqlens.dtype}; it must be torch.int32: convert it")
     is_packed = cu_seqlens_q is not None
     out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)
+    written = lse if return_lse else None
     operands = operands_of(
         cu_seqlens_q=cu_seqlens_q, alibi_slopes=alibi_slopes, sinks=sinks, seqused_k=cache_seqlens, leftpad_k=leftpad_k,
         kv_batch_idx=kv_batch_idx, page_table=page_table,
@@ -158,51 +204,32 @@ def miss_kvcache_forward(
     max_q = max_seqlen_q if is_packed else None
     if k is None:
         plan = attend(
-            q, k_cache, v_cache, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap,
-            False, max_q, None, operands,
-        )  # fmt: skip
+            q, k_cache, v_cache, out, written, scale, causal, window_left, window_right, softcap, False, max_q, None, operands
+        )
         return (out, lse), launch_of(plan, _WITHOUT, 24, (out, lse), True)
-    tensors = [("query", q), ("key_cache", k_cache), ("value_cache", v_cache), ("output", out)]
-    if return_lse:
-        tensors.append(("lse", lse))
-    tensors += operands
     new = operands_of(
         new_key=k, new_value=v, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens, cos=rotary_cos, sin=rotary_sin
     )
-    device = q.get_device()
-    # Caches that lie in one memory, K and V side by side, are one range of the host.
-    offset = value_offset(k_cache, v_cache) if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4 else 0
-    key: Any = ("kvcache", scale, causal, window_left, window_right, softcap, max_q, rotary_interleaved, offset)
-    for name, tensor in (*tensors, *new):
-        key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-    plan = _find(key)
-    if plan is None:
-        described = [describe(name, x) for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out))]
-        options = Options(scale, causal, window_left, window_right, softcap, return_lse, False, max_q, None)
-        more = [{name: describe(_ARGUMENTS.get(name, name), x) for name, x in given} for given in (operands, new)]
-        if out.numel() == 0 and k.numel() == 0:
-            return (out, lse), None
-        plan = CACHE.add(key, lambda: _kvcache_plan(*described, options, *more, rotary_interleaved, offset))
-    addresses = [tensor.data_ptr() for name, tensor in (*tensors, *new) if not (offset and name == "value_cache")]
-    run(plan, addresses, device)
-    # The place of one cache relative to the other is no part of the short way's key.
-    is_apart = device >= 0 or extent(tuple(k_cache.shape), tuple(k_cache.stride())) == k_cache.numel()
-    return (out, lse), launch_of(plan if is_apart else None, _WITH, 24, (out, lse), True)
+    options = Options(scale, causal, window_left, window_right, softcap, return_lse, False, max_q)
+    plan = append_and_attend(q, k_cache, v_cache, out, written, options, operands, new, rotary_interleaved)
+    return (out, lse), launch_of(plan, _WITH, 24, (out, lse), True)
 
 
-_NAMES = {"q": "query", "cache_seqlens": "seqused_k"}
-_WITHOUT = places_of(miss_kvcache_forward, {**_NAMES, "k_cache": "key", "v_cache": "value", "k": "k", "v": "v"})
-_WITH = places_of(
-    miss_kvcache_forward,
-    {**_NAMES, "k_cache": "key_cache", "v_cache": "value_cache", "k": "new_key", "v": "new_value", "rotary_cos": "cos", "rotary_sin": "sin"},
-)
+_WITHOUT = places_of(miss_kvcache_forward, {"q": "query", "k_cache": "key", "v_cache": "value", "cache_seqlens": "seqused_k"})
+APPENDED = {
+    "q": "query", "cache_seqlens": "seqused_k", "k_cache": "key_cache", "v_cache": "value_cache", "k": "new_key",
+    "v": "new_value", "rotary_cos": "cos", "rotary_sin": "sin",
+}  # fmt: skip
+_WITH = places_of(miss_kvcache_forward, APPENDED)
 
-_SCHEMA: Any = (
-    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, Tensor? cache_seqlens=None, "
+ROTARY_TO_RESULTS = (
     "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=True, Tensor? rotary_seqlens=None, "
     "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? page_table=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_q=None, float? scale=None, bool causal=False, int window_left=-1, "
-    "int window_right=-1, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False) "
-    "-> (Tensor, Tensor)"
+    f"Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_q=None, {MASK}, Tensor? alibi_slopes=None, Tensor? sinks=None, "
+    "bool return_lse=False) -> (Tensor, Tensor)"
+)
+_SCHEMA: Any = (
+    "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, Tensor? cache_seqlens=None, "
+    + ROTARY_TO_RESULTS
 )
 define_launched("kvcache_forward", _SCHEMA, miss_kvcache_forward, fake_of(miss_kvcache_forward, (3, 4), "v_cache"), True)

@@ -5,6 +5,7 @@ A call that finds its plan does nothing but read sizes, strides and addresses.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
@@ -28,18 +29,47 @@ DTYPES = {
     torch.uint32: "int32",
     torch.int64: "int64",
 }
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def describe(name: str, tensor: torch.Tensor) -> Tensor:
     """Everything of a tensor but its address."""
-    if tensor.layout is not torch.strided:
-        raise InvalidArgument(f"{name} has layout {tensor.layout}; it must be strided: call .to_dense()")
+    check_given(**{name: tensor})
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {device}; it must be on the CPU or an NVIDIA GPU: move it")
     dtype = DTYPES.get(tensor.dtype, str(tensor.dtype).replace("torch.", ""))
     place = (lib.CUDA, device.index) if device.type == "cuda" else (lib.CPU, 0)
     return Tensor(tuple(tensor.shape), tuple(tensor.stride()), dtype, place)
+
+
+def check_given(**tensors: Any) -> None:
+    """Refuses what is no tensor, or has no strides, where one must be."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
+        if tensor.layout is not torch.strided:
+            raise InvalidArgument(f"{name} has layout {tensor.layout}; it must be strided: call .to_dense()")
+
+
+def of_one_device(function: Any, fake: Any) -> Any:
+    """A fake that refuses tensors on several devices, by the names of the arguments of `function`.
+
+    Beside tensors of other devices, those of the meta device take a call to its fake, which computes nothing.
+    """
+    names = list(inspect.signature(function).parameters)
+
+    def checked(*arguments: Any, **options: Any) -> Any:
+        given = [*zip(names, arguments), *options.items()]
+        devices = [(name, x.device) for name, x in given if isinstance(x, torch.Tensor)]
+        for name, device in devices:
+            if device != devices[0][1]:
+                raise InvalidArgument(
+                    f"{name} is on {device} and {devices[0][0]} on {devices[0][1]}; move them to one device"
+                )
+        return fake(*arguments, **options)
+
+    return checked
 
 
 def run(plan: Plan, addresses: "List[int]", device: int) -> None:

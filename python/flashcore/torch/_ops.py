@@ -15,12 +15,12 @@ import torch
 from .._errors import NoBackward
 from . import _stable
 from ._fast import launch_of, operation, places_of
-from ._launch import attend, check_out, refuse_grad
+from ._launch import FLOAT8, attend, check_given, check_out, of_one_device, refuse_grad
 from ._namespace import LIB, NAMESPACE, OPERATORS
 
-_OPTIONS = (
-    "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "
-    "bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
+MASK = "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0"
+OPTIONS = (
+    f"{MASK}, bool top_left=False, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? bias=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, Tensor? leftpad_k=None"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -31,7 +31,7 @@ def define(name: str, schema: str, implementation: Any, fake: Any) -> None:
     LIB.define(f"{name}{schema}", tags=_TAGS)
     for key in ("CPU", "CUDA"):
         LIB.impl(name, implementation, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(implementation, fake), lib=LIB)
 
 
 def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: bool = False) -> None:
@@ -40,8 +40,18 @@ def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: 
     if not _stable.register(NAMESPACE, name, getattr(OPERATORS, name).default._schema, miss, refuses_grad):
         function = operation(miss)
         for key in ("CPU", "CUDA"):
-            LIB.impl(name, function, key)
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIB)
+            LIB.impl(name, _refusing_grad(function) if refuses_grad else function, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(miss, fake), lib=LIB)
+
+
+def _refusing_grad(function: Any) -> Any:
+    """A function that refuses tensors that require grad in every call: a launch that is known does not look at them."""
+
+    def checked(*arguments: Any) -> Any:
+        refuse_grad(*(x for x in arguments if isinstance(x, torch.Tensor)))
+        return function(*arguments)
+
+    return checked
 
 
 def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
@@ -50,11 +60,20 @@ def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.T
 
 
 def new_outputs(
-    q: torch.Tensor, value_dim: int, is_packed: bool, return_lse: bool, is_partial: bool
+    q: torch.Tensor,
+    value_dim: int,
+    is_packed: bool,
+    return_lse: bool,
+    is_partial: bool,
+    out_dtype: "Optional[torch.dtype]" = None,
 ) -> "Tuple[torch.Tensor, torch.Tensor]":
-    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity."""
+    """Output and LSE; where rows may be left unwritten, they are 0 and minus infinity.
+
+    The output has the type of the query. That of an FP8 query has `out_dtype`, bfloat16 if it is not given.
+    """
     shape = (*q.shape[:-1], value_dim)
-    out = q.new_zeros(shape) if is_partial else q.new_empty(shape)
+    dtype = (out_dtype or torch.bfloat16) if q.dtype in FLOAT8 else q.dtype
+    out = q.new_zeros(shape, dtype=dtype) if is_partial else q.new_empty(shape, dtype=dtype)
     if not return_lse:
         return out, q.new_empty((0,), dtype=torch.float32)
     lse_shape = (q.shape[1], q.shape[0]) if is_packed else (q.shape[0], q.shape[2], q.shape[1])
@@ -82,6 +101,7 @@ def miss_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of `[batch, row, head, column]`."""
+    check_given(q=q, k=k, v=v)
     if q.dim() == 4 and v.dim() == 4:
         out, lse = new_outputs(q, v.shape[-1], False, return_lse, seqused_q is not None)
     else:
@@ -106,7 +126,8 @@ def fake_of(function: Any, dimensions: "Tuple[int, ...]", value: str = "v") -> A
         named = signature.bind(*args, **options).arguments
         q = named["q"]
         torch._check(q.dim() in dimensions, lambda: f"q has {q.dim()} dimensions; it must have {dimensions}")
-        return new_outputs(q, named[value].shape[-1], q.dim() == 3, named.get("return_lse", False), False)
+        value_dim, is_packed = named[value].shape[-1], q.dim() == 3
+        return new_outputs(q, value_dim, is_packed, named.get("return_lse", False), False, named.get("out_dtype"))
 
     return fake
 
@@ -132,6 +153,7 @@ def forward_out(
     lse: "Optional[torch.Tensor]" = None,
 ) -> None:
     """Attention into `out`, which may have any strides, and `lse`, which is contiguous."""
+    check_given(q=q, k=k, v=v, out=out)
     refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
@@ -174,6 +196,7 @@ def miss_varlen_forward(
     return_lse: bool = False,
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention of packed query rows over packed keys, a cache, or pages."""
+    check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
     if q.dim() == 3:
         out, lse = new_outputs(q, v.shape[-1], True, return_lse, seqused_q is not None)
     else:
@@ -217,6 +240,7 @@ def varlen_forward_out(
     lse: "Optional[torch.Tensor]" = None,
 ) -> None:
     """`varlen_forward` into `out` and `lse`. Rows that no sequence has are not written."""
+    check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, out=out)
     refuse_grad(q, k, v, out, sinks)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
@@ -257,6 +281,7 @@ def continue_forward(
     leftpad_k: "Optional[torch.Tensor]" = None,
 ) -> None:
     """Attention over more keys: `out` and `lse`, of attention over others, become those over all of them."""
+    check_given(q=q, k=k, v=v, out=out, lse=lse)
     refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (), torch.float32, q.device)
@@ -270,10 +295,11 @@ def continue_forward(
     )  # fmt: skip
 
 
+PAGES = ", Tensor? kv_batch_idx=None, Tensor? page_table=None"
 _VARLEN = (
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-    + _OPTIONS.replace("Tensor? bias=None, ", "")
-    + ", Tensor? kv_batch_idx=None, Tensor? page_table=None"
+    + OPTIONS.replace("Tensor? bias=None, ", "")
+    + PAGES
 )
 _WRITTEN = "*, Tensor(a!) out, Tensor(b!)? lse=None) -> ()"
 
@@ -289,13 +315,13 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-define_launched("forward", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", miss_forward, fake_of(miss_forward, (4,)))
-define("forward_out", f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}, {_WRITTEN}", forward_out, _nothing)
+define_launched("forward", f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool return_lse=False) -> (Tensor, Tensor)", miss_forward, fake_of(miss_forward, (4,)))
+define("forward_out", f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {_WRITTEN}", forward_out, _nothing)
 define_launched("varlen_forward", f"{_VARLEN}, bool return_lse=False) -> (Tensor, Tensor)", miss_varlen_forward, fake_of(miss_varlen_forward, (3,)))
 define("varlen_forward_out", f"{_VARLEN}, {_WRITTEN}", varlen_forward_out, _nothing)
 define(
     "continue_forward",
-    f"(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, {_OPTIONS}) -> ()",
+    f"(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, {OPTIONS}) -> ()",
     continue_forward,
     _nothing,
 )

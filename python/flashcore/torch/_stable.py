@@ -32,7 +32,9 @@ _TYPES: "Dict[str, Tuple[bytes, str]]" = {
     "float": (b"N", "d"),
     "Optional[float]": (b"n", "d"),
     "bool": (b"b", "?xxxxxxx"),
+    "Optional[ScalarType]": (b"n", "ixxxx"),
 }
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _failed = threading.local()
 
 
@@ -51,6 +53,7 @@ class _Interface:
         names = self.library.flashcore_python_torch_symbols().decode().split()
         addresses = [cast(getattr(core, name), c_void_p).value for name in names]
         self.torch = (c_size_t * len(addresses))(*addresses)
+        self.dtypes = {getattr(core, f"aoti_torch_dtype_{name}")(): getattr(torch, name) for name in _DTYPES}
         self.stream = _address(os.path.join(folder, "libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream")
         self.is_capturing = _address("libcuda.so.1", "cuStreamIsCapturing") if self.stream else 0
         # The function for one handle does not free it; this one does.
@@ -116,7 +119,10 @@ def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]",
 
     With `refuses_grad`, `miss` looks at tensors in every call for which grad is enabled.
     """
-    types = [_TYPES.get(str(argument.type)) for argument in schema.arguments]
+    # A type of elements is an integer but for its real type, and lengths of graphs are integers but for theirs.
+    names = [(str(argument.type), str(argument.real_type)) for argument in schema.arguments]
+    types = [_TYPES.get(real if "ScalarType" in real else name) for name, real in names]
+    are_dtypes = ["ScalarType" in real for _, real in names]
     if _INTERFACE is None or None in types:
         return False
     interface, formats = _INTERFACE, [kind[1] for kind in types if kind]
@@ -125,11 +131,12 @@ def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]",
         """(handles of the results, launch, text): see crates/flashcore-python/src/kernel.rs."""
         arguments: "List[Any]" = []
         try:
-            for form, is_given, number in zip(formats, numbers[::2], numbers[1::2]):
+            for form, is_dtype, is_given, number in zip(formats, are_dtypes, numbers[::2], numbers[1::2]):
                 if not is_given:
                     arguments.append(None)
                 elif form:
-                    arguments.append(struct.unpack(form, struct.pack("q", number))[0])
+                    value = struct.unpack(form, struct.pack("q", number))[0]
+                    arguments.append(interface.dtypes.get(value, value) if is_dtype else value)
                 else:
                     arguments.append(interface.tensor(number))
             (out, lse), launch = miss(*arguments)
@@ -151,16 +158,48 @@ def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]",
     _REGISTERED[name] = index
     CACHE.on_eviction.append(lambda: interface.library.flashcore_python_kernel_clear(index))
     for operator in (getattr(getattr(torch.ops, namespace), name), getattr(getattr(torch.ops, namespace), name).default):
-        operator._op = translating(operator._op)
+        operator._op = translating(operator._op, refuses_grad)
     return True
 
 
-def translating(operator: "Callable[..., Any]") -> "Callable[..., Any]":
-    """The function of an operator, which raises the error that its kernel met."""
+def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*arguments, *options.values()))
+
+
+_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
+_is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
+try:
+    _below_autograd, _set_grad = torch._C._AutoDispatchBelowAutograd, torch._C._set_grad_enabled
+    _transforms, _function_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_function_stack
+    _HAS_SHORTCUT = True
+except AttributeError:  # another torch: autograd's step is taken in every call
+    _HAS_SHORTCUT = False
+
+
+def translating(operator: "Callable[..., Any]", refuses_grad: bool) -> "Callable[..., Any]":
+    """The function of an operator, which raises the error that its kernel met.
+
+    Autograd's step is one of Python, and is left out where no tensor requires grad. For `refuses_grad` there is none, and
+    the kernel knows no more than the mode: that is turned off.
+    """
 
     def call(*arguments: Any, **options: Any) -> Any:
+        is_watched = _is_grad_enabled()
         try:
-            return operator(*arguments, **options)
+            if not _HAS_SHORTCUT or _is_inference() or _function_modes() or _transforms() is not None:
+                return operator(*arguments, **options)
+            if is_watched and _requires_grad(*arguments, **options):
+                return operator(*arguments, **options)
+            if not refuses_grad:
+                with _below_autograd():
+                    return operator(*arguments, **options)
+            if not is_watched:
+                return operator(*arguments, **options)
+            _set_grad(False)
+            try:
+                return operator(*arguments, **options)
+            finally:
+                _set_grad(True)
         except RuntimeError as error:
             found, _failed.error = getattr(_failed, "error", None), None
             if found is None or str(found).split("\0")[0] not in str(error):

@@ -1,0 +1,199 @@
+"""Mistakes, by every function that takes torch tensors: an exception that names the argument and what to do."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import flashcore  # noqa: E402
+import flashcore.torch as ft  # noqa: E402
+from flashcore.compat import flash_attn as fa2  # noqa: E402
+from flashcore.compat import flash_attn_interface as fa3  # noqa: E402
+
+ops = torch.ops.flashcore
+ROWS, KEYS, NEW = 70, 200, 3
+ENDS_Q, ENDS_K = (torch.tensor([0, end], dtype=torch.int32) for end in (ROWS, KEYS))
+USED, FILLED = (torch.tensor([used], dtype=torch.int32) for used in (KEYS, 20))
+PACKED = (ENDS_Q, ENDS_K, ROWS, KEYS)
+
+
+def first(x):
+    """The rows of the only sequence; what is no tensor as it is."""
+    return x[0] if isinstance(x, torch.Tensor) else x
+
+
+def new(x):
+    """Rows to append."""
+    return x[:, :NEW].clone() if isinstance(x, torch.Tensor) else x
+
+
+# Functions of q, k, v of [batch, row, head, column]; the names of k and v; whether a tensor that requires grad is refused at once.
+FUNCTIONS = {
+    "attention": (lambda q, k, v, **o: flashcore.attention(q, k, v, layout="bshd", **o), "kv", False),
+    "forward": (ft.forward, "kv", False),
+    "ops.forward": (ops.forward, "kv", False),
+    "ops.forward_out": (lambda q, k, v, **o: ops.forward_out(q, k, v, out=torch.empty(1, ROWS, 4, 64).half(), **o), "kv", True),
+    "varlen_forward": (lambda q, k, v, **o: ft.varlen_forward(first(q), first(k), first(v), *PACKED, **o), "kv", False),
+    "ops.varlen_forward": (lambda q, k, v, **o: ops.varlen_forward(first(q), first(k), first(v), *PACKED, **o), "kv", False),
+    "kvcache_forward": (lambda q, k, v, **o: ft.kvcache_forward(q, k, v, None, None, USED, **o), "cache", True),
+    "ops.kvcache_forward": (lambda q, k, v, **o: ops.kvcache_forward(q, k, v, None, None, USED, **o), "cache", True),
+    "append and attend": (lambda q, k, v, **o: ft.kvcache_forward(new(q), k, v, new(k), new(v), FILLED, **o), "cache", True),
+    "continue_forward": (
+        lambda q, k, v, **o: ft.continue_forward(q, k, v, torch.zeros(1, ROWS, 4, 64).half(), torch.zeros(1, 4, ROWS), **o), "kv", True,
+    ),
+    "float8_forward": (ops.float8_forward, "kv", True),
+    "float8_kvcache_forward": (
+        lambda q, k, v, **o: ops.float8_kvcache_forward(new(q), k, v, torch.zeros(1, NEW, 2, 64).half(), torch.zeros(1, NEW, 2, 64).half(), FILLED, **o),
+        "cache", True,
+    ),
+    "fa2 func": (fa2.flash_attn_func, "kv", False),
+    "fa2 varlen": (lambda q, k, v, **o: fa2.flash_attn_varlen_func(first(q), first(k), first(v), *PACKED, **o), "kv", False),
+    "fa2 cache": (lambda q, k, v, **o: fa2.flash_attn_with_kvcache(q, k, v, cache_seqlens=USED, **o), "cache", True),
+    "fa3 func": (fa3.flash_attn_func, "kv", False),
+    "fa3 varlen": (lambda q, k, v, **o: fa3.flash_attn_varlen_func(first(q), first(k), first(v), *PACKED, **o), "kv", False),
+    "fa3 cache": (lambda q, k, v, **o: fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=USED, **o), "cache", True),
+    "fa3 FP8": (lambda q, k, v, **o: fa3.flash_attn_func(q, k, v, **o), "kv", True),
+}  # fmt: skip
+
+
+@pytest.fixture(params=list(FUNCTIONS))
+def case(request):
+    """A function, its tensors, and the names of k and v."""
+    function, names, refuses_grad = FUNCTIONS[request.param]
+    q, k, v = (torch.randn(1, rows, heads, 64).half() for rows, heads in ((ROWS, 4), (KEYS, 2), (KEYS, 2)))
+    if "FP8" in request.param or "float8" in request.param:
+        k, v = (x.to(torch.float8_e4m3fn) for x in (k, v))
+    function(q, k, v)
+    return request.param, function, (q, k, v), ("k", "v") if names == "kv" else ("k_cache", "v_cache"), refuses_grad
+
+
+def apart(x):
+    """The same tensor with columns that are not adjacent."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def test_another_device(case):
+    _, function, (q, k, v), (k_name, v_name), _ = case
+    # The meta device stands for another one: torch has it everywhere.
+    for tensors, message in (
+        ((q, k.to("meta"), v), f"{k_name} is on meta and q on cpu; move them to one device"),
+        ((q, k, v.to("meta")), f"{v_name} is on meta and q on cpu; move them to one device"),
+        ((q.to("meta"), k, v), f"{k_name} is on cpu and q on meta; move them to one device"),
+    ):
+        for _ in range(2):
+            with pytest.raises(flashcore.InvalidArgument, match=message):
+                function(*tensors)
+
+
+def test_operands_on_another_device():
+    q = torch.randn(1, 8, 2, 64)
+    for name, tensor in (("sinks", torch.zeros(2)), ("bias", torch.zeros(1, 2, 8, 8)), ("seqused_k", torch.ones(1, dtype=torch.int32))):
+        with pytest.raises(flashcore.InvalidArgument, match=f"{name} is on meta and q on cpu; move them to one device"):
+            ft.forward(q, q, q, **{name: tensor.to("meta")})
+    rows, caches = torch.randn(4, 2, 64), [torch.zeros(4, 8, 2, 64) for _ in "kv"]
+    with pytest.raises(flashcore.InvalidArgument, match="slot_mapping is on meta and k on cpu"):
+        ft.append(rows, rows, *caches, torch.arange(4, device="meta"))
+    with pytest.raises(flashcore.InvalidArgument, match="lses is on meta and parts on cpu"):
+        ft.merge(torch.randn(2, 3, 2, 64), torch.randn(2, 3, 2, device="meta"))
+
+
+def test_a_wrong_type(case):
+    name, function, (q, k, v), _, _ = case
+    other = "k is float8_e4m3fn" if k.dtype != q.dtype else "q is float16"
+    with pytest.raises(flashcore.InvalidArgument, match=f"v is bfloat16 and {other}; convert one of them"):
+        function(q, k, v.to(torch.bfloat16))
+    if name not in ("ops.forward_out", "continue_forward"):  # there, the output is named
+        with pytest.raises(flashcore.InvalidArgument, match="q is int32; it must be float16, bfloat16"):
+            function(q.int(), k, v)
+
+
+def test_columns_that_are_not_adjacent(case):
+    name, function, (q, k, v), _, _ = case
+    if name in ("fa2 func", "fa2 varlen", "fa3 func", "fa3 varlen"):
+        # Copied, as in FlashAttention.
+        results = [function(q, x, v) for x in (k, apart(k))]
+        assert torch.equal(*results)
+        return
+    with pytest.raises(flashcore.InvalidArgument, match="the columns of (k|k_cache) are 2 elements apart; they must be adjacent"):
+        function(q, apart(k), v)
+
+
+def test_head_dims(case):
+    _, function, (q, k, v), _, _ = case
+    with pytest.raises(flashcore.InvalidArgument, match="the head dim of k is 32 and that of q 64; they must be equal"):
+        function(q, k[..., :32].contiguous(), v)
+    with pytest.raises(flashcore.InvalidArgument, match=r"head_dim is 0; it must be at least 1|it must be \[1, rows, 2, 0\]"):
+        function(q[..., :0].contiguous(), k[..., :0].contiguous(), v)
+
+
+def test_keywords_that_are_not_there(case):
+    name, function, tensors, _, _ = case
+    for keyword in ("dropout_p", "colour"):
+        if keyword == "dropout_p" and name in ("fa2 func", "fa2 varlen"):
+            with pytest.raises(flashcore.Unsupported, match="dropout_p is 0.1; flashcore has no dropout: pass 0.0"):
+                function(*tensors, dropout_p=0.1)
+            continue
+        # torch raises a RuntimeError for its operators.
+        with pytest.raises((TypeError, RuntimeError), match=keyword) as caught:
+            function(*tensors, **{keyword: 0.1})
+        is_operator = name.startswith("ops.") or name in ("continue_forward", "float8_forward", "float8_kvcache_forward")
+        assert caught.type is (RuntimeError if is_operator else TypeError)
+
+
+def test_tensors_that_require_grad(case):
+    _, function, (q, k, v), _, refuses_grad = case
+    for _ in range(2):
+        x = q.clone().requires_grad_()
+        with torch.no_grad():
+            function(x, k, v)
+        with torch.inference_mode():
+            function(x, k, v)
+        if refuses_grad:
+            with pytest.raises(flashcore.NoBackward, match="a tensor requires grad, and flashcore computes the forward pass only; call it under"):
+                function(x, k, v)
+            continue
+        result = function(x, k, v)
+        out = result[0] if isinstance(result, tuple) else result
+        with pytest.raises(flashcore.NoBackward, match="flashcore computes the forward pass only, and a gradient was asked of it; call it under"):
+            out.sum().backward()
+
+
+def test_operands_that_require_grad():
+    q, sinks = torch.randn(1, 3, 2, 64), torch.zeros(2, requires_grad=True)
+    codes, scale = torch.randn(1, 40, 2, 64).to(torch.float8_e4m3fn), torch.ones(2, requires_grad=True)
+    calls = (
+        lambda: ops.kvcache_forward(q, q, q, None, None, torch.tensor([3], dtype=torch.int32), sinks=sinks),
+        lambda: ops.float8_forward(q, codes, codes, None, scale, scale),
+        lambda: ops.float8_forward(q, codes, codes, sinks=sinks),
+    )
+    for call in calls:
+        for _ in range(2):
+            with torch.no_grad():
+                call()
+            with pytest.raises(flashcore.NoBackward, match="a tensor requires grad"):
+                call()
+
+
+def test_what_is_no_tensor(case):
+    _, function, (q, k, v), (k_name, _), _ = case
+    with pytest.raises(flashcore.InvalidArgument, match=f"{k_name} is a NoneType"):
+        function(q, None, v)
+    with pytest.raises((flashcore.InvalidArgument, RuntimeError), match=f"{k_name} is a list|argument '{k_name}'"):
+        function(q, [1.0], v)
+
+
+def test_layouts_without_strides():
+    q = torch.randn(1, 8, 2, 64)
+    for function in (fa2.flash_attn_func, fa3.flash_attn_func):
+        with pytest.raises(flashcore.InvalidArgument, match=r"k has layout torch.sparse_coo; it must be strided: call .to_dense\(\)"):
+            function(q, q.to_sparse(), q)
+    # torch's own words where the call goes through its dispatcher.
+    with pytest.raises((flashcore.InvalidArgument, NotImplementedError), match="SparseCPU|k has layout torch.sparse_coo"):
+        ft.forward(q, q.to_sparse(), q)
+
+
+def test_graphs_are_refused_mixed_devices():
+    q = torch.randn(1, 8, 2, 64)
+    compiled = torch.compile(lambda q, k: ft.forward(q, k, k)[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, q), ft.forward(q, q, q)[0])
+    with pytest.raises(Exception, match="move them to one device|not on the expected device|same device|meta"):
+        compiled(q, q.to("meta"))
