@@ -70,7 +70,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             pool.install(|| attend_with(level, problem, views, &mut outputs))?;
             times[is_paged].push(start.elapsed().as_secs_f64() * 1e3);
         }
-        times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
+        for times in &mut times {
+            times.sort_by(f64::total_cmp);
+        }
         let [[fastest, median], [paged_fastest, paged_median]] = times.map(|times| [times[0], times[runs / 2]]);
         println!(
             "pages of {page_size:>4}: fastest {fastest:.3} ms, paged {paged_fastest:.3} ({:.3} of it); \
