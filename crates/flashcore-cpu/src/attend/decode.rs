@@ -74,17 +74,42 @@ pub(crate) struct DecodeTile<'a, R> {
     pub(crate) row_sum: &'a mut [R],
     /// `value_dim` elements for each row.
     pub(crate) output: &'a mut [R],
-    /// Rows to prefetch while scores are computed, and while values are added.
-    pub(crate) prefetch: [PrefetchRows<'a>; 2],
+    pub(crate) prefetch: TilePrefetch<'a>,
 }
 
-/// Rows of a head, or of several adjacent ones from that on, to prefetch.
-#[derive(Clone)]
-pub(crate) struct PrefetchRows<'a> {
-    pub(crate) head: Head<'a>,
+/// Rows to prefetch while a tile is attended, beside the values of the tile, which are prefetched while scores are computed.
+pub(crate) struct TilePrefetch<'a> {
+    pub(crate) while_adding: WhileAdding<'a>,
+    /// All the time.
+    pub(crate) far: Option<FarRows<'a>>,
+}
+
+/// Keys and values of the next tile: the rows of all heads of the item, which lie beside each other.
+pub(crate) struct FarRows<'a> {
+    pub(crate) rows: [&'a [*const u8]; 2],
     pub(crate) heads: usize,
-    /// At most [`KV_TILE`], counted for each head. Those that do not exist are not prefetched, or are memory next to the tensor.
+}
+
+/// Keys to prefetch while values are added: those that are attended next.
+pub(crate) enum WhileAdding<'a> {
+    /// The same keys of the next head, which lies beside this.
+    NextHead,
+    NextTile(PrefetchRows<'a>),
+}
+
+/// Rows of a head to prefetch.
+pub(crate) struct PrefetchRows<'a> {
+    pub(crate) head: &'a Head<'a>,
+    /// Those that do not exist are not prefetched, or are memory next to the tensor.
     pub(crate) rows: Range<usize>,
+}
+
+/// Keys and values that a thread attends after those of an item.
+#[derive(Clone, Copy)]
+pub(crate) struct Following<'a> {
+    pub(crate) key: Head<'a>,
+    pub(crate) value: Head<'a>,
+    pub(crate) first_key: usize,
 }
 
 /// Score modifiers of each row of a tile.
@@ -107,13 +132,14 @@ pub(crate) fn scratch_bytes<R: Real>(problem: &Problem, heads: usize) -> usize {
 }
 
 /// Attends `keys` with all rows of the groups, whose KV heads follow one another. Hands each row with the index of its group,
-/// row max, row sum and weighted sum to `deliver`.
+/// row max, row sum and weighted sum to `deliver`. Keys and values that are attended next are prefetched in the end.
 ///
 /// Groups take turns at every tile: where heads are adjacent, that reads memory in order.
 pub(crate) fn attend_rows<K: Microkernel>(
     kernel: &K,
     groups: &[Option<Group<'_>>; MAX_HEADS],
     keys: Range<usize>,
+    following: Option<Following<'_>>,
     arena: &mut Arena<'_>,
     mut deliver: impl FnMut(usize, usize, K::Real, K::Real, &[K::Real]),
 ) {
@@ -136,8 +162,18 @@ pub(crate) fn attend_rows<K: Microkernel>(
     // Only keys that some row attends: there may be far more. All groups attend the same.
     let keys = first_group.attended_of(&keys);
     let tile_keys = tile_keys(problem);
+    let mut next_rows = [[std::ptr::null(); INTERLEAVED_KV_TILE]; 2];
     for first in keys.clone().step_by(tile_keys) {
         let tile = first..keys.end.min(first + tile_keys);
+        let next = Following { key: first_group.key, value: first_group.value, first_key: tile.end };
+        let next = following.filter(|_| tile.end == keys.end).unwrap_or(next);
+        let next_keys = next.first_key..next.first_key + tile_keys;
+        let next_count = if heads == 1 {
+            [0; 2]
+        } else {
+            let [of_keys, of_values] = &mut next_rows;
+            [next.key.addresses(&next_keys, of_keys), next.value.addresses(&next_keys, of_values)]
+        };
         let mut row = 0;
         while row < rows {
             let (attended, _) = first_group.attended_by(&(row..row + 1), &tile);
@@ -154,14 +190,17 @@ pub(crate) fn attend_rows<K: Microkernel>(
                 let terms = group.scoring.lane_terms::<K::Real>(attended.clone(), places);
                 let modifiers = terms.map(|terms| RowModifiers { scoring: &group.scoring, terms });
                 let value_scales = group.scoring.scales.of_values(attended.clone());
-                let prefetch = if heads == 1 {
-                    let following = attended.end..attended.end + tile_keys;
-                    [(group.value, attended.clone()), (group.key, following)]
+                let while_adding = if head + 1 < heads {
+                    WhileAdding::NextHead
                 } else {
-                    // Every head prefetches its share of the next tile, in whole rows.
-                    let share = |head: usize| tile.end + tile_keys * head / heads;
-                    [first_group.key, first_group.value].map(|first| (first, share(head)..share(head + 1)))
+                    WhileAdding::NextTile(PrefetchRows { head: &next.key, rows: next_keys.clone() })
                 };
+                // Every head prefetches its share of the next tile.
+                let far = (heads > 1).then(|| {
+                    let share = |count: usize| count * head / heads..count * (head + 1) / heads;
+                    let [of_keys, of_values] = &next_rows;
+                    FarRows { rows: [&of_keys[share(next_count[0])], &of_values[share(next_count[1])]], heads }
+                });
                 kernel.decode_tile(DecodeTile {
                     key: group.key,
                     value: group.value,
@@ -175,7 +214,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
                     row_max: &mut row_max[of_group.clone()],
                     row_sum: &mut row_sum[of_group.clone()],
                     output: &mut output[of_group.start * value_dim..of_group.end * value_dim],
-                    prefetch: prefetch.map(|(head, rows)| PrefetchRows { head, heads, rows }),
+                    prefetch: TilePrefetch { while_adding, far },
                 });
             }
         }

@@ -7,6 +7,7 @@ use super::scratch::{Purpose, with_scratch};
 use super::split_kv::Partials;
 use super::workers::Workers;
 use crate::attend::blocked::{AttendedPanel, MAX_LANES};
+use crate::attend::decode::Following;
 use crate::attend::group::Group;
 use crate::attend::softmax::{Finished, finish};
 use crate::attend::{blocked, decode};
@@ -107,6 +108,7 @@ impl<K: Microkernel> Call<'_, K> {
                             self.kernel,
                             &groups,
                             keys,
+                            self.following(index + 1),
                             &mut arena,
                             |head, row, row_max, row_sum, values| {
                                 let place = item.partials.as_ref().map(|split| split.place(head, row));
@@ -124,6 +126,14 @@ impl<K: Microkernel> Call<'_, K> {
                 });
             });
         });
+    }
+
+    /// Keys and values of an item, if there is one and it is decoded.
+    fn following(&self, index: usize) -> Option<Following<'_>> {
+        let item =
+            (index < self.scheduler.items()).then(|| self.scheduler.item(index)).filter(|item| item.is_decode)?;
+        let Group { key, value, .. } = self.group(item.sequence, item.key_head);
+        Some(Following { key, value, first_key: item.keys.start })
     }
 
     fn group(&self, sequence: usize, key_head: usize) -> Group<'_> {

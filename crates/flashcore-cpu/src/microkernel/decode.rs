@@ -3,10 +3,11 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::attend::decode::{DecodeTile, KV_TILE, MAX_ROWS, PrefetchRows};
+use crate::attend::decode::{DecodeTile, FarRows, KV_TILE, MAX_ROWS, PrefetchRows, WhileAdding};
 use crate::attend::softmax::{finite_shift, row_scale};
 use crate::microkernel::convert;
 use crate::microkernel::head::Head;
+use crate::microkernel::lookahead::{Far, FarLines, LineList, Lookahead, NextRows, NoLines, RowList};
 use crate::microkernel::prefetch::CacheLines;
 use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
@@ -26,8 +27,8 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
     assert!(keys.len() <= KV_TILE, "a tile of wrong size");
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        if key.are_strided(&keys) {
-            let (of_keys, of_values) = (Rows::strided(key, &keys), Rows::strided(value, &keys));
+        if let (Some(of_keys), Some(of_values)) = (key.strided(&keys), value.strided(&keys)) {
+            let (of_keys, of_values) = (Rows::strided(key, of_keys, &keys), Rows::strided(value, of_values, &keys));
             attend_rows::<V, _>(tile, of_keys, of_values);
         } else {
             // Keys of several pages: the address of each.
@@ -74,35 +75,54 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
     value: Rows<A>,
 ) {
     // Every tile begins elsewhere than the last ended, where the hardware prefetcher does not see it coming.
-    let [while_scoring, while_adding] = tile.prefetch.clone();
+    let mut lists: [RowList; 2] = [[MaybeUninit::uninit(); _]; 2];
+    let [while_scoring, while_adding] = &mut lists;
+    let keys = tile.keys.len();
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        if let (Some(scoring), Some(adding)) =
-            (StridedLookahead::new(&while_scoring), StridedLookahead::new(&while_adding))
-        {
-            return attend_ahead::<V, A, _>(dtype, tile, key, value, [scoring, adding]);
+        let adding = match &tile.prefetch.while_adding {
+            WhileAdding::NextHead => {
+                let bytes = key.columns * dtype.size_bytes();
+                NextRows::listed(while_adding, keys, bytes, |row| key.addresses.get(row).wrapping_add(bytes))
+            }
+            WhileAdding::NextTile(rows) => NextRows::new::<V>(rows, keys, while_adding),
+        };
+        match &tile.prefetch.far {
+            None => {
+                let values = PrefetchRows { head: &tile.value, rows: tile.keys.clone() };
+                let scoring = NextRows::new::<V>(&values, keys, while_scoring);
+                attend_ahead::<V, A, NoLines>(dtype, tile, key, value, [scoring, adding], NoLines);
+            }
+            Some(FarRows { rows, heads }) => {
+                let mut list: LineList = [MaybeUninit::uninit(); _];
+                let far = FarLines::new(rows, [&tile.key, &tile.value], *heads, &mut list);
+                // Once more, since some of the lines that were prefetched a tile ago may have been dropped.
+                let bytes = value.columns * dtype.size_bytes();
+                let scoring = NextRows::listed(while_scoring, keys, bytes, |row| value.addresses.get(row));
+                attend_ahead::<V, A, _>(dtype, tile, key, value, [scoring, adding], far);
+            }
         }
-        let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
-        let [scoring, adding] = &mut lists;
-        let ahead = [Lookahead::new::<V>(&while_scoring, scoring), Lookahead::new::<V>(&while_adding, adding)];
-        attend_ahead::<V, A, _>(dtype, tile, key, value, ahead);
     }
 }
 
-/// Attends a tile, with a prefetch while scores are computed and another while values are added.
+/// Attends a tile, while rows and lines are prefetched: rows while scores are computed, others while values are added, and
+/// lines all the time.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_ahead<V: Vector, A: Addresses, L: Prefetches>(
+unsafe fn attend_ahead<V: Vector, A: Addresses, F: Far>(
     dtype: DType,
     tile: &mut DecodeTile<'_, V::Real>,
     key: Rows<A>,
     value: Rows<A>,
-    [while_scoring, while_adding]: [L; 2],
+    [scoring, adding]: [NextRows<'_>; 2],
+    far: F,
 ) {
+    let mut ahead = Lookahead { next: scoring, far };
     let (rows, count) = (tile.rows, tile.keys.len());
+    let far_fours_of_row = ahead.far.count() / (8 * 4 * rows.max(1));
     assert!(rows <= MAX_ROWS && count <= KV_TILE && tile.query.len() >= rows * key.columns, "a tile of wrong size");
     assert!(
         tile.scores.len() >= rows * KV_TILE && tile.output.len() >= rows * value.columns,
@@ -110,18 +130,19 @@ unsafe fn attend_ahead<V: Vector, A: Addresses, L: Prefetches>(
     );
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then_some(while_scoring);
         let query = &tile.query[row * key.columns..];
         let scores = &mut tile.scores[row * KV_TILE..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => dot_products::<V, A, L, 4>(dtype, key, next, query, tile.factor, scores),
-                2.. => dot_products::<V, A, L, 2>(dtype, key, next, query, tile.factor, scores),
-                _ => dot_products::<V, A, L, 1>(dtype, key, next, query, tile.factor, scores),
+                4.. => dot_products::<V, A, F, 4>(dtype, key, &mut ahead, query, tile.factor, scores),
+                2.. => dot_products::<V, A, F, 2>(dtype, key, &mut ahead, query, tile.factor, scores),
+                _ => dot_products::<V, A, F, 1>(dtype, key, &mut ahead, query, tile.factor, scores),
             }
         };
+        ahead.next = NextRows::NOTHING;
     }
+    ahead.next = adding;
     let mut row_scales = [V::Real::ONE; MAX_ROWS];
     for (row, row_scale) in row_scales.iter_mut().enumerate().take(rows) {
         let scores = &mut tile.scores[row * KV_TILE..(row + 1) * KV_TILE];
@@ -129,6 +150,9 @@ unsafe fn attend_ahead<V: Vector, A: Addresses, L: Prefetches>(
         unsafe {
             if let Some(modifiers) = tile.modifiers {
                 modify_row::<V>(modifiers.of_row(row, scores), count);
+            }
+            for _ in 0..far_fours_of_row {
+                ahead.far.advance::<V, 4>();
             }
             *row_scale = online_softmax::<V>(scores, count, &mut tile.row_max[row], &mut tile.row_sum[row]);
             if let Some(scales) = tile.value_scales {
@@ -140,18 +164,18 @@ unsafe fn attend_ahead<V: Vector, A: Addresses, L: Prefetches>(
     }
     let mut row = 0;
     while row < rows {
-        let next = (row == 0).then_some(while_adding);
         let weights = &tile.scores[row * KV_TILE..];
         let output = &mut tile.output[row * value.columns..];
         let row_scales = &row_scales[row..];
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, A, L, 4, 4>(dtype, value, next, weights, row_scales, output),
-                2.. => add_values::<V, A, L, 2, 8>(dtype, value, next, weights, row_scales, output),
-                _ => add_values::<V, A, L, 1, 8>(dtype, value, next, weights, row_scales, output),
+                4.. => add_values::<V, A, F, 4, 4>(dtype, value, &mut ahead, weights, row_scales, output),
+                2.. => add_values::<V, A, F, 2, 8>(dtype, value, &mut ahead, weights, row_scales, output),
+                _ => add_values::<V, A, F, 1, 8>(dtype, value, &mut ahead, weights, row_scales, output),
             }
         };
+        ahead.next = NextRows::NOTHING;
     }
 }
 
@@ -200,15 +224,11 @@ struct Rows<A> {
 }
 
 impl Rows<Strided> {
-    /// Rows that are equally far apart.
-    fn strided(head: Head<'_>, rows: &Range<usize>) -> Self {
-        assert!(head.are_strided(rows), "rows of several pages");
-        // For its bounds check: no row lies past it.
-        let _ = head.row(rows.end - 1);
-        let first = head.row(rows.start).as_ptr();
+    /// Rows that are equally far apart, in these bytes.
+    fn strided(head: Head<'_>, bytes: &[u8], rows: &Range<usize>) -> Self {
         // The stride of a single row is never used, and may be anything.
         let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
-        Self { addresses: Strided { first, stride_bytes }, count: rows.len(), columns: head.columns() }
+        Self { addresses: Strided { first: bytes.as_ptr(), stride_bytes }, count: rows.len(), columns: head.columns() }
     }
 }
 
@@ -225,130 +245,6 @@ impl<'a> Rows<Listed<'a>> {
             count += rows;
         }
         Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
-    }
-}
-
-/// Software prefetch of as many pieces of memory as a tile has keys, one with every key: what is asked for at once keeps loads
-/// from being served.
-#[derive(Clone, Copy)]
-struct Lookahead<'a> {
-    /// All of them are written.
-    pieces: &'a [MaybeUninit<*const u8>],
-    /// Bytes of a piece that are prefetched.
-    first: usize,
-    end: usize,
-}
-
-impl<'a> Lookahead<'a> {
-    /// Of rows, each of which is as many pieces as it has heads. Of each page the first and the last piece are prefetched at
-    /// once: pages are anywhere in memory, and so their addresses are translated side by side, before any is waited for.
-    ///
-    /// # Safety
-    ///
-    /// The processor has the instructions of `V`.
-    #[inline(always)]
-    unsafe fn new<V: Vector>(of: &PrefetchRows<'_>, list: &'a mut [MaybeUninit<*const u8>; KV_TILE]) -> Self {
-        let PrefetchRows { head, heads, rows } = of.clone();
-        let (bytes, row_bytes) = (head.columns() * head.dtype().size_bytes(), head.row_bytes());
-        let (mut count, mut row) = (0, rows.start);
-        while row < rows.end
-            && let Some(first) = head.address(row)
-        {
-            let of_page = head.rows_of_page_from(row).min(rows.end - row);
-            let Some(pieces) = list.get_mut(count..count + of_page * heads) else { break };
-            for (index, pieces) in pieces.chunks_exact_mut(heads).enumerate() {
-                let row = first.wrapping_add(index.wrapping_mul(row_bytes));
-                for (index, piece) in pieces.iter_mut().enumerate() {
-                    piece.write(row.wrapping_add(index * bytes));
-                }
-            }
-            if of_page < rows.len() {
-                // SAFETY: the caller vouches for the instructions.
-                unsafe {
-                    V::prefetch(first);
-                    let last_row = first.wrapping_add((of_page - 1).wrapping_mul(row_bytes));
-                    V::prefetch(last_row.wrapping_add(heads * bytes - 1));
-                }
-            }
-            (count, row) = (count + of_page * heads, row + of_page);
-        }
-        Self { pieces: &list[..count], first: 0, end: bytes }
-    }
-}
-
-/// Prefetch of a piece of memory with every key.
-trait Prefetches: Copy {
-    /// One of so many parts of every piece, in whole cache lines.
-    fn part(self, part: usize, parts: usize) -> Self;
-
-    /// Prefetches the piece that goes with a key.
-    ///
-    /// # Safety
-    ///
-    /// The processor has the instructions of `V`.
-    unsafe fn advance<V: Vector>(self, key: usize);
-}
-
-/// The bytes of one of so many parts of `bytes` bytes, in whole cache lines.
-#[inline(always)]
-fn part_of(bytes: usize, part: usize, parts: usize) -> (usize, usize) {
-    let cut = |part: usize| (bytes * part / parts).next_multiple_of(CacheLines::SIZE).min(bytes);
-    (cut(part), cut(part + 1))
-}
-
-impl Prefetches for Lookahead<'_> {
-    #[inline(always)]
-    fn part(self, part: usize, parts: usize) -> Self {
-        let (first, end) = part_of(self.end, part, parts);
-        Self { first, end, ..self }
-    }
-
-    #[inline(always)]
-    unsafe fn advance<V: Vector>(self, key: usize) {
-        let Some(piece) = self.pieces.get(key) else { return };
-        // SAFETY: all of the pieces are written.
-        let address = unsafe { piece.assume_init() };
-        for byte in (self.first..self.end).step_by(CacheLines::SIZE) {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { V::prefetch(address.wrapping_add(byte)) };
-        }
-    }
-}
-
-/// Software prefetch of rows of one head that are equally far apart: no list of them is made.
-#[derive(Clone, Copy)]
-struct StridedLookahead {
-    rows: Strided,
-    first: usize,
-    end: usize,
-}
-
-impl StridedLookahead {
-    /// Of rows, if they are of one head and equally far apart.
-    fn new(of: &PrefetchRows<'_>) -> Option<Self> {
-        let PrefetchRows { head, heads, rows } = of.clone();
-        let is_strided = heads == 1 && head.rows_of_page_from(rows.start) == usize::MAX;
-        let first = head.address(rows.start).filter(|_| is_strided)?;
-        let end = head.columns() * head.dtype().size_bytes();
-        Some(Self { rows: Strided { first, stride_bytes: head.row_bytes() }, first: 0, end })
-    }
-}
-
-impl Prefetches for StridedLookahead {
-    #[inline(always)]
-    fn part(self, part: usize, parts: usize) -> Self {
-        let (first, end) = part_of(self.end, part, parts);
-        Self { first, end, ..self }
-    }
-
-    #[inline(always)]
-    unsafe fn advance<V: Vector>(self, key: usize) {
-        let Strided { first, stride_bytes } = self.rows;
-        let address = first.wrapping_add(key.wrapping_mul(stride_bytes));
-        for byte in (self.first..self.end).step_by(CacheLines::SIZE) {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { V::prefetch(address.wrapping_add(byte)) };
-        }
     }
 }
 
@@ -374,33 +270,27 @@ impl<A: Addresses> Rows<A> {
     }
 }
 
-/// `scores[row][key] = factor * dot(query[row], key)`, while prefetching `next`. Returns the rows.
+/// `scores[row][key] = factor * dot(query[row], key)`, while prefetching `ahead`. Returns the rows.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
 #[inline(always)]
-unsafe fn dot_products<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize>(
+unsafe fn dot_products<V: Vector, A: Addresses, F: Far, const ROWS: usize>(
     dtype: DType,
     key: Rows<A>,
-    next: Option<L>,
+    ahead: &mut Lookahead<'_, F>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
 ) -> usize {
     let mut first = 0;
     while first < key.count {
-        if let Some(next) = next {
-            for key in first..first + 4 {
-                // SAFETY: the caller vouches for the instructions.
-                unsafe { next.advance::<V>(key) };
-            }
-        }
         // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
         first += unsafe {
             match key.count - first {
-                4.. => dot_product_block::<V, A, ROWS, 4>(dtype, key, first, query, factor, scores),
-                _ => dot_product_block::<V, A, ROWS, 1>(dtype, key, first, query, factor, scores),
+                4.. => dot_product_block::<V, A, F, ROWS, 4>(dtype, key, ahead, first, query, factor, scores),
+                _ => dot_product_block::<V, A, F, ROWS, 1>(dtype, key, ahead, first, query, factor, scores),
             }
         };
     }
@@ -414,9 +304,10 @@ unsafe fn dot_products<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize
 /// As [`dot_products`], and `KEYS` keys are left from `first` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
-unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KEYS: usize>(
+unsafe fn dot_product_block<V: Vector, A: Addresses, F: Far, const ROWS: usize, const KEYS: usize>(
     dtype: DType,
     key: Rows<A>,
+    ahead: &mut Lookahead<'_, F>,
     first: usize,
     query: &[V::Real],
     factor: V::Real,
@@ -428,15 +319,32 @@ unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KE
     unsafe {
         let mut sums = [[V::splat(V::Real::ZERO); ROWS]; KEYS];
         for column in (0..whole).step_by(V::LANES) {
+            let byte = column * size;
+            if byte.is_multiple_of(CacheLines::SIZE) {
+                ahead.next.lines::<V, KEYS>(first, byte, 1);
+            }
+            // As many as the keys of this step.
+            for _ in 0..(KEYS * V::LANES * size).div_ceil(2 * CacheLines::SIZE) {
+                ahead.far.advance::<V, 2>();
+            }
             let mut factors = [V::splat(V::Real::ZERO); ROWS];
             for row in 0..ROWS {
                 factors[row] = V::load(query.as_ptr().add(row * columns + column));
             }
             for index in 0..KEYS {
-                let elements = V::widen(dtype, key.at(first + index, column * size));
+                let elements = V::widen(dtype, key.at(first + index, byte));
                 for row in 0..ROWS {
                     sums[index][row] = elements.mul_add(factors[row], sums[index][row]);
                 }
+            }
+        }
+        ahead.next.rest::<V, KEYS>(first, whole * size);
+        ahead.far.advance::<V, 4>();
+        // In a loop of its own, which is unrolled: else the sums would not stay in registers.
+        let mut totals = [[V::Real::ZERO; ROWS]; KEYS];
+        for index in 0..KEYS {
+            for row in 0..ROWS {
+                totals[index][row] = sums[index][row].sum();
             }
         }
         for index in 0..KEYS {
@@ -445,7 +353,7 @@ unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KE
                 key.rest(dtype, first + index, whole, &mut rest);
             }
             for row in 0..ROWS {
-                let mut sum = sums[index][row].sum();
+                let mut sum = totals[index][row];
                 for (column, &element) in (whole..columns).zip(&rest) {
                     sum += element * query[row * columns + column];
                 }
@@ -494,16 +402,16 @@ unsafe fn online_softmax<V: Vector>(
     }
 }
 
-/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while prefetching `next`. Returns the rows.
+/// `output[row] = output[row] * row_scale[row] + weights[row] * values`, while prefetching `ahead`. Returns the rows.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
-unsafe fn add_values<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_values<V: Vector, A: Addresses, F: Far, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<L>,
+    ahead: &mut Lookahead<'_, F>,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
@@ -512,22 +420,23 @@ unsafe fn add_values<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, 
     let mut vector = 0;
     while vector < vectors {
         let column = vector * V::LANES;
-        // All passes over the keys take part: with only the first, memory has nothing to do in the others.
-        let passes = vectors.div_ceil(VECTORS);
-        let next = next.map(|next| next.part(vector / VECTORS, passes));
         // SAFETY: the caller vouches for the rows, and what remains of the vectors is at least what is chosen here.
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, A, L, ROWS, VECTORS>(dtype, value, next, column, weights, row_scales, output)
+                    add_value_block::<V, A, F, ROWS, VECTORS>(dtype, value, ahead, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, A, L, ROWS, 4>(dtype, value, next, column, weights, row_scales, output),
-                2.. => add_value_block::<V, A, L, ROWS, 2>(dtype, value, next, column, weights, row_scales, output),
-                _ => add_value_block::<V, A, L, ROWS, 1>(dtype, value, next, column, weights, row_scales, output),
+                4.. => add_value_block::<V, A, F, ROWS, 4>(dtype, value, ahead, column, weights, row_scales, output),
+                2.. => add_value_block::<V, A, F, ROWS, 2>(dtype, value, ahead, column, weights, row_scales, output),
+                _ => add_value_block::<V, A, F, ROWS, 1>(dtype, value, ahead, column, weights, row_scales, output),
             }
         };
     }
     let whole = vectors * V::LANES;
+    for key in 0..value.count {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { ahead.next.rest::<V, 1>(key, whole * dtype.size_bytes()) };
+    }
     if whole < columns {
         let mut rest = [V::Real::ZERO; MAX_LANES];
         for row in 0..ROWS {
@@ -555,22 +464,26 @@ unsafe fn add_values<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, 
 /// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn add_value_block<V: Vector, A: Addresses, L: Prefetches, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_value_block<V: Vector, A: Addresses, F: Far, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    next: Option<L>,
+    ahead: &mut Lookahead<'_, F>,
     column: usize,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
 ) -> usize {
     let (columns, size) = (value.columns, dtype.size_bytes());
+    // The same columns of the next keys, as far as these begin a line.
+    let (byte, lines) = (column * size, (VECTORS * V::LANES * size).div_ceil(CacheLines::SIZE));
+    let next = if byte.is_multiple_of(CacheLines::SIZE) { ahead.next } else { NextRows::NOTHING };
     // SAFETY: the caller vouches for rows and columns.
     unsafe {
         let mut sums = [[V::splat(V::Real::ZERO); VECTORS]; ROWS];
         for key in 0..value.count {
-            if let Some(next) = next {
-                next.advance::<V>(key);
+            next.lines::<V, 1>(key, byte, lines);
+            for _ in 0..lines.div_ceil(2) {
+                ahead.far.advance::<V, 1>();
             }
             let mut factors = [V::splat(V::Real::ZERO); ROWS];
             for row in 0..ROWS {

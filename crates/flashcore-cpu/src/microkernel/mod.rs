@@ -11,6 +11,8 @@ pub(crate) mod convert;
 #[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
 pub(crate) mod decode;
 pub(crate) mod head;
+#[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
+mod lookahead;
 pub(crate) mod mask;
 #[expect(unsafe_code, reason = "the loops of vectors that the levels share")]
 pub(crate) mod pack;

@@ -16,7 +16,7 @@ use core::arch::x86_64::{
     _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
     _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
-use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+use core::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use core::arch::x86_64::{
     _mm_and_si128, _mm_cmpeq_epi16, _mm_cvtepu8_epi16, _mm_loadl_epi64, _mm_or_si128, _mm_set1_epi16, _mm_slli_epi16,
     _mm_srai_epi16,

@@ -62,7 +62,11 @@ pub(crate) trait Vector: Copy {
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
-    /// Prefetches a cache line for reading, into the first-level cache. Any address may be given.
+    /// Prefetches a cache line that is read next while decoding, into the first-level cache. Any address may be given.
+    #[inline(always)]
+    unsafe fn prefetch_next(_address: *const u8) {}
+
+    /// Prefetches a cache line for reading during a product, into the first-level cache. Any address may be given.
     #[inline(always)]
     unsafe fn prefetch_near(_address: *const u8) {}
 
@@ -182,6 +186,12 @@ macro_rules! x86_operations {
         unsafe fn prefetch(address: *const u8) {
             // SAFETY: it has no effect but on caches.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_next(address: *const u8) {
+            // SAFETY: it has no effect but on caches.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
         }
     };
     ($name:ident($argument:ident: $type:ty) => $instruction:ident($value:expr)) => {
