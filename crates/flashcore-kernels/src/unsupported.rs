@@ -311,7 +311,11 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
 /// Reasons against query, key and value of 8 bits.
 fn fp8_query_reasons(hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
     let refused = [
-        (!hopper.tile_n.is_multiple_of(32), "tiles of keys that are no multiple of 32", "take 96 or 128 keys"),
+        (
+            !hopper.tile_n.is_multiple_of(32),
+            "tiles of keys that are no multiple of 32",
+            "take 32, 64, 96, 128 or 192 keys",
+        ),
         (hopper.rescale == Rescale::Threshold, "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
         (hopper.dynamic, "-dynamic", "its transposers do not hear of tiles from a counter; leave it out"),
         (

@@ -186,7 +186,7 @@ impl HopperConfig {
 
     /// Slices of the columns that P · V of a block is multiplied by, one after the other, where it has an accumulator of its
     /// own: wide outputs leave it few registers, and so do the pages of scales.
-    pub(crate) const fn product_slices(self, specialization: Specialization) -> u32 {
+    pub(crate) const fn product_slices(specialization: Specialization) -> u32 {
         let has_scales = specialization.has(Operand::KScale) || specialization.has(Operand::VScale);
         match specialization.value_dim {
             97..=128 if has_scales && specialization.has(Operand::PageTable) => 2,
@@ -198,20 +198,20 @@ impl HopperConfig {
 
     /// Columns of a slice of P · V of a block. The last slice begins before the end of the one before it, if that is what it takes:
     /// of products of several widths in one accumulator, ptxas serializes some.
-    pub(crate) const fn product_columns(self, specialization: Specialization) -> u32 {
-        specialization.value_dim.div_ceil(self.product_slices(specialization)).next_multiple_of(MMA_N)
+    pub(crate) const fn product_columns(specialization: Specialization) -> u32 {
+        specialization.value_dim.div_ceil(Self::product_slices(specialization)).next_multiple_of(MMA_N)
     }
 
     /// Registers per thread that hold scores, weights (16-bit pairs, or four 8-bit floats) and output, and what is done with scores beyond scaling them. Of a
     /// bias, loads begin long before they are needed; the other terms need little, but more with long tiles.
     pub fn operand_registers(self, specialization: Specialization) -> u32 {
         let (scores, weights) = (self.tile_n / 2, self.tile_n / if specialization.has_fp8_query() { 8 } else { 4 });
-        let product = if self.has_two_levels(specialization) { self.product_columns(specialization) } else { 0 };
+        let product = if self.has_two_levels(specialization) { Self::product_columns(specialization) } else { 0 };
         let output = specialization.value_dim.next_multiple_of(MMA_N) / 2 + product / 2;
         let terms = match (specialization.has(Operand::Bias), specialization.has_terms()) {
             (true, _) => self.tile_n / 4 * 3 + 4,
             // Scales of 8-bit floats too; where P · V goes by slices, ptxas finds room for all but 4.
-            (false, true) if specialization.has_fp8_query() && self.product_slices(specialization) == 1 => 24,
+            (false, true) if specialization.has_fp8_query() && Self::product_slices(specialization) == 1 => 24,
             (false, true) if self.tile_n > 128 => 24,
             (false, true) => 4,
             (false, false) => 0,
@@ -227,7 +227,7 @@ impl HopperConfig {
 
     /// The most of [`operand_registers`](Self::operand_registers).
     pub(crate) const fn most_operand_registers(self, specialization: Specialization) -> u32 {
-        let has_slices = self.has_two_levels(specialization) && self.product_slices(specialization) > 1;
+        let has_slices = self.has_two_levels(specialization) && Self::product_slices(specialization) > 1;
         match self.warpgroups {
             0..=2 if has_slices => 208,
             0..=2 => 200,

@@ -181,9 +181,10 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
 
 /// The config with as many chunks of keys as give every SM one, if that is more than one chunk.
 fn in_chunks(problem: &Problem, config: HopperConfig, keys: usize, num_sms: usize) -> Option<HopperConfig> {
-    let (rows, heads) = match config.pack_gqa {
-        true => (packed_rows(problem), problem.key_heads),
-        false => (problem.query_length, problem.query_heads),
+    let (rows, heads) = if config.pack_gqa {
+        (packed_rows(problem), problem.key_heads)
+    } else {
+        (problem.query_length, problem.query_heads)
     };
     let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
     let splits = (num_sms / tiles.max(1)).min(MAX_SPLITS);

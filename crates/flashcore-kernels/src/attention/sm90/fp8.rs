@@ -67,7 +67,7 @@ impl Fp8Weights {
         let block = config.has_two_levels(specialization).then(|| {
             let mut ones = || (0..LANE_ROWS).map(|_| k.copy(1.0f32)).collect::<Vec<_>>();
             let (factors, units) = (ones(), specialization.has(Operand::VScale).then(ones));
-            let columns = config.product_columns(specialization);
+            let columns = HopperConfig::product_columns(specialization);
             let product = k.section("product", |k| Accumulator::unset(k, columns));
             BlockProduct { product, value_columns: specialization.value_dim, factors, units }
         });
@@ -86,13 +86,11 @@ impl Fp8Weights {
 
     /// Starts P · V of a block, or of the first slice of its columns.
     pub(super) fn start_pv(&self, k: &mut Builder, shared: &Shared, stage: Reg<U32>, output: &Accumulator) {
-        match &self.block {
-            Some(block) => self.start_slice(k, block, &block.slices()[0], shared, stage),
-            None => {
-                let values = shared.transposed_values().k_major(k, stage);
-                output.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Add);
-            }
+        if let Some(block) = &self.block {
+            return self.start_slice(k, block, &block.slices()[0], shared, stage);
         }
+        let values = shared.transposed_values().k_major(k, stage);
+        output.start_pv_fp8(k, self.kv_type, &self.p, &values, Adds::Add);
     }
 
     /// Starts P · V of a slice of the columns of a block.
