@@ -211,7 +211,11 @@ impl AmpereConfig {
             QueryPlace::Shared => 0,
         };
         let (output, scores) = (specialization.value_dim.next_multiple_of(16) / 2, self.keys_per_warp() / 2);
-        let products = if self.rescale == Rescale::Always { output } else { 20 };
+        let products = match (self.rescale, output) {
+            (Rescale::Always, ..=64) => output.min(48),
+            (Rescale::Always, _) => output,
+            _ => 20,
+        };
         let bias = if specialization.has(Operand::Bias) { (scores + scores / 4).saturating_sub(4) } else { 0 };
         let exchange = if self.kv_split_warps > 1 { 7 } else { 0 };
         // What a CTA keeps from one chunk to the next.
@@ -240,6 +244,7 @@ pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specializ
     match arch {
         // `mma.sync` multiplies 8-bit floats as 16-bit ones there, which takes registers.
         Arch::Sm90 | Arch::Sm90a if specialization.has_fp8_query() => 163,
+        _ if specialization.has_fp8_query() => 170,
         Arch::Sm90 | Arch::Sm90a if !specialization.key_value_dtype().is_float8() => 192,
         _ => 176,
     }

@@ -263,7 +263,7 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
     let best = match columns {
         ..=128 if is_small => FP8_TINY,
         ..=64 => FP8,
-        ..=128 => FP8_MIDDLE,
+        65..=128 => FP8_MIDDLE,
         _ => FP8_WIDE,
     };
     first_fp8(problem, arch, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
