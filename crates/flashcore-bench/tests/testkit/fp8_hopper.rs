@@ -137,8 +137,11 @@ fn the_default_is_a_kernel_of_8_bits() {
 
 #[test]
 fn what_is_refused_says_what_to_do() {
-    let refused =
-        |name: &str, problem: &Problem| LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
+    // Tiles that take too many registers are another matter.
+    let refused = |name: &str, problem: &Problem| -> Vec<Reason> {
+        let reasons = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
+        reasons.into_iter().filter(|reason| !matches!(reason, Reason::Registers { .. })).collect()
+    };
     let fp8 = |what, instead| Reason::Fp8 { what, instead };
     let plain = bytes("1x1x100x64", "full", DType::E4m3, "v");
     for (name, what, instead) in [
@@ -157,7 +160,7 @@ fn what_is_refused_says_what_to_do() {
     }
     let dim = |argument| Reason::Dim { kernel: "hopper (8 bits)", argument, dim: 256, multiple: 16, most: 128 };
     let wide = refused(PLAIN, &bytes("1x1x100x256", "full", DType::E4m3, ""));
-    assert_eq!(wide[..2], [dim("head_dim"), dim("value_dim")]);
+    assert_eq!(wide, [dim("head_dim"), dim("value_dim")]);
     let mut paged = bytes("1x1x100x64", "full", DType::E4m3, "");
     paged.paged = Some(PagedKv::new(16, 7, 7));
     assert_eq!(refused(PLAIN, &paged), [fp8("page_table", "gather the pages, or take the CPU")]);
