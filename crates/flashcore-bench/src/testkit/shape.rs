@@ -218,7 +218,7 @@ fn scales_text(problem: &Problem, form: Option<ScaleForm>) -> String {
     if present.iter().copied().eq(possible_scales(problem)) {
         return form.map_or_else(|| "+scales".to_owned(), |form| format!("+scales={form}"));
     }
-    present.iter().map(|scale| format!("+{}", scale.name())).collect()
+    present.iter().flat_map(|scale| ["+", scale.name()]).collect()
 }
 
 /// The features of a shape: parts between `+` that are not within braces.

@@ -258,8 +258,11 @@ fn few_rows_over_many_keys_are_chunked() {
 
 #[test]
 fn what_is_refused_says_what_to_do() {
-    let refused =
-        |name: &str, problem: &Problem| LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
+    // Tiles that take too many registers are another matter.
+    let refused = |name: &str, problem: &Problem| -> Vec<Reason> {
+        let reasons = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect_err("it is refused");
+        reasons.into_iter().filter(|reason| !matches!(reason, Reason::Registers { .. })).collect()
+    };
     let fp8 = |what, instead| Reason::Fp8 { what, instead };
     let plain = bytes("1x1x100x64", "full", DType::E4m3, "v");
     for (name, what, instead) in [
@@ -281,8 +284,8 @@ fn what_is_refused_says_what_to_do() {
     let dim = |argument| Reason::Dim { kernel: "hopper", argument, dim: 264, multiple: 16, most: 256 };
     let wide = refused(PLAIN, &bytes("1x1x100x264", "full", DType::E4m3, ""));
     assert_eq!(wide[..2], [dim("head_dim"), dim("value_dim")]);
-    let long = "hopper-128x128-2stage";
-    let reasons = refused(long, &bytes("1x1x100x256", "full", DType::E4m3, ""));
+    let long = &bytes("1x1x100x256", "full", DType::E4m3, "");
+    let reasons = LaunchPlan::new(long, config("hopper-128x128-2stage"), Arch::Sm90a).expect_err("registers");
     assert!(matches!(&reasons[..], [Reason::Registers { limit: 208, .. }]), "{reasons:?}");
     let mut paged = bytes("1x1x100x64", "full", DType::E4m3, "");
     paged.paged = Some(PagedKv::new(8, 14, 14));
