@@ -266,7 +266,7 @@ fn what_is_refused_says_what_to_do() {
     let fp8 = |what, instead| Reason::Fp8 { what, instead };
     let plain = bytes("1x1x100x64", "full", DType::E4m3, "v");
     for (name, what, instead) in [
-        ("hopper-128x48-2stage", "tiles of keys that are no multiple of 32", "take 96 or 128 keys"),
+        ("hopper-128x48-2stage", "tiles of keys that are no multiple of 32", "take 32, 64, 96, 128 or 192 keys"),
         ("hopper-128x96-2stage-threshold", "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
         (
             "hopper-128x64-2stage-persistent-dynamic",
