@@ -1,5 +1,6 @@
 //! Files, folders, names and text.
 
+pub mod command_line;
 pub mod digest;
 pub mod moment;
 pub mod nearest;

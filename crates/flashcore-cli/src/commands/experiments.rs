@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use flashcore_bench::lab::compare::Comparison;
 use flashcore_bench::lab::experiments::{Experiment, ExperimentError, find, list};
 use flashcore_bench::lab::record::Record;
+use flashcore_bench::util::command_line::command_line;
 use flashcore_bench::util::moment;
 use flashcore_bench::util::printable::printable;
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
@@ -160,7 +161,7 @@ impl Experiments {
             line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
             line(format!("hypothesis: {}", experiment.hypothesis))?;
             line(format!("predicted: {:+} % change of the time of {}", experiment.predicted_percent, experiment.a))?;
-            let arguments = experiment.arguments.join(" ");
+            let arguments = command_line(&experiment.arguments);
             line(format!("repeat: flashcore compare {} {} {arguments}", experiment.a, experiment.b))?;
             if let Some(measured) = &experiment.measured {
                 line(format!("measured: {} at {}", measured.machine, measured.commit))?;
@@ -250,9 +251,14 @@ fn further_arguments(command: &str) -> Vec<String> {
     let mut arguments = Vec::new();
     let mut words = words.into_iter().skip_while(|word| !word.starts_with("--")).peekable();
     while let Some(word) = words.next() {
-        let value = words.next_if(|next| !next.starts_with("--"));
+        // A value of several words is between quotes.
+        let mut value: Vec<&str> = Vec::new();
+        while let Some(next) = words.next_if(|next| !next.starts_with("--")) {
+            value.push(next);
+        }
         if !matches!(word, "--record" | "--format" | "--expect") {
-            arguments.extend([Some(word), value].into_iter().flatten().map(str::to_owned));
+            arguments.push(word.to_owned());
+            arguments.extend((!value.is_empty()).then(|| value.join(" ").trim_matches('\'').to_owned()));
         }
     }
     arguments
@@ -299,5 +305,9 @@ mod tests {
             &["--suite", "seeds", "--minimum", "3"],
         );
         check("flashcore compare a b", &[]);
+        check(
+            "flashcore compare cpu cpu --dtype 'bf16 kv e4m3' --shape 1x2x9x64+scales=head",
+            &["--dtype", "bf16 kv e4m3", "--shape", "1x2x9x64+scales=head"],
+        );
     }
 }

@@ -13,6 +13,7 @@ use flashcore_bench::lab::repro::{
     CaseEntry, Computed, FileEntry, Files, KernelEntry, MANIFEST, Manifest, compute, inputs_sha256, pack,
 };
 use flashcore_bench::testkit::gpu::Gpu;
+use flashcore_bench::util::command_line::command_line;
 use flashcore_bench::util::digest::sha256;
 use flashcore_bench::util::temporary_folder::TemporaryFolder;
 use flashcore_ir::Arch;
@@ -167,7 +168,7 @@ impl Repro {
             if interrupt::requested() {
                 return Ok(false);
             }
-            output.note(&format!("flashcore {}", arguments.join(" ")));
+            output.note(&format!("flashcore {}", command_line(arguments)));
             steps.run(arguments, keep)
         };
         step(&["doctor", "--format", "json"], Some("doctor.json"))?;
@@ -213,7 +214,7 @@ impl Steps<'_> {
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .output()?;
-        self.commands.push(format!("flashcore {}", arguments.join(" ")));
+        self.commands.push(format!("flashcore {}", command_line(arguments)));
         if let Some(name) = keep {
             fs::write(self.folder.join(name), &output.stdout)?;
         }

@@ -7,6 +7,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::floor::Ceilings;
+use crate::util::command_line::command_line;
 use crate::util::moment;
 
 /// The program that made a record.
@@ -71,7 +72,7 @@ impl Origin {
             None => argument,
         };
         let arguments: Vec<String> = std::env::args().skip(1).map(name).collect();
-        let command = format!("flashcore {}", arguments.join(" "));
+        let command = format!("flashcore {}", command_line(&arguments));
         Self { build, command, time: moment::now(), machine }
     }
 }
