@@ -7,7 +7,7 @@ use crate::attend::decode::{DecodeTile, FarRows, KV_TILE, MAX_ROWS, PrefetchRows
 use crate::attend::softmax::{finite_shift, row_scale};
 use crate::microkernel::convert;
 use crate::microkernel::head::Head;
-use crate::microkernel::lookahead::{Far, FarLines, LineList, Lookahead, NextRows, NoLines, RowList};
+use crate::microkernel::lookahead::{FarLines, LineList, Lookahead, NextRows, RowList};
 use crate::microkernel::prefetch::CacheLines;
 use crate::microkernel::score::modify_row;
 use crate::simd::real::Real;
@@ -91,7 +91,7 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
             None => {
                 let values = PrefetchRows { head: &tile.value, rows: tile.keys.clone() };
                 let scoring = NextRows::new::<V>(&values, keys, while_scoring);
-                attend_ahead::<V, A, NoLines>(dtype, tile, key, value, [scoring, adding], NoLines);
+                attend_ahead::<V, A>(dtype, tile, key, value, [scoring, adding], FarLines::NONE);
             }
             Some(FarRows { rows, heads }) => {
                 let mut list: LineList = [MaybeUninit::uninit(); _];
@@ -99,7 +99,7 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
                 // Once more, since some of the lines that were prefetched a tile ago may have been dropped.
                 let bytes = value.columns * dtype.size_bytes();
                 let scoring = NextRows::listed(while_scoring, keys, bytes, |row| value.addresses.get(row));
-                attend_ahead::<V, A, _>(dtype, tile, key, value, [scoring, adding], far);
+                attend_ahead::<V, A>(dtype, tile, key, value, [scoring, adding], far);
             }
         }
     }
@@ -112,13 +112,13 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_ahead<V: Vector, A: Addresses, F: Far>(
+unsafe fn attend_ahead<V: Vector, A: Addresses>(
     dtype: DType,
     tile: &mut DecodeTile<'_, V::Real>,
     key: Rows<A>,
     value: Rows<A>,
     [scoring, adding]: [NextRows<'_>; 2],
-    far: F,
+    far: FarLines<'_>,
 ) {
     let mut ahead = Lookahead { next: scoring, far };
     let (rows, count) = (tile.rows, tile.keys.len());
@@ -135,9 +135,9 @@ unsafe fn attend_ahead<V: Vector, A: Addresses, F: Far>(
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => dot_products::<V, A, F, 4>(dtype, key, &mut ahead, query, tile.factor, scores),
-                2.. => dot_products::<V, A, F, 2>(dtype, key, &mut ahead, query, tile.factor, scores),
-                _ => dot_products::<V, A, F, 1>(dtype, key, &mut ahead, query, tile.factor, scores),
+                4.. => dot_products::<V, A, 4>(dtype, key, &mut ahead, query, tile.factor, scores),
+                2.. => dot_products::<V, A, 2>(dtype, key, &mut ahead, query, tile.factor, scores),
+                _ => dot_products::<V, A, 1>(dtype, key, &mut ahead, query, tile.factor, scores),
             }
         };
         ahead.next = NextRows::NOTHING;
@@ -170,9 +170,9 @@ unsafe fn attend_ahead<V: Vector, A: Addresses, F: Far>(
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, A, F, 4, 4>(dtype, value, &mut ahead, weights, row_scales, output),
-                2.. => add_values::<V, A, F, 2, 8>(dtype, value, &mut ahead, weights, row_scales, output),
-                _ => add_values::<V, A, F, 1, 8>(dtype, value, &mut ahead, weights, row_scales, output),
+                4.. => add_values::<V, A, 4, 4>(dtype, value, &mut ahead, weights, row_scales, output),
+                2.. => add_values::<V, A, 2, 8>(dtype, value, &mut ahead, weights, row_scales, output),
+                _ => add_values::<V, A, 1, 8>(dtype, value, &mut ahead, weights, row_scales, output),
             }
         };
         ahead.next = NextRows::NOTHING;
@@ -276,10 +276,10 @@ impl<A: Addresses> Rows<A> {
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
 #[inline(always)]
-unsafe fn dot_products<V: Vector, A: Addresses, F: Far, const ROWS: usize>(
+unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
     dtype: DType,
     key: Rows<A>,
-    ahead: &mut Lookahead<'_, F>,
+    ahead: &mut Lookahead<'_>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
@@ -289,8 +289,8 @@ unsafe fn dot_products<V: Vector, A: Addresses, F: Far, const ROWS: usize>(
         // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
         first += unsafe {
             match key.count - first {
-                4.. => dot_product_block::<V, A, F, ROWS, 4>(dtype, key, ahead, first, query, factor, scores),
-                _ => dot_product_block::<V, A, F, ROWS, 1>(dtype, key, ahead, first, query, factor, scores),
+                4.. => dot_product_block::<V, A, ROWS, 4>(dtype, key, ahead, first, query, factor, scores),
+                _ => dot_product_block::<V, A, ROWS, 1>(dtype, key, ahead, first, query, factor, scores),
             }
         };
     }
@@ -304,10 +304,10 @@ unsafe fn dot_products<V: Vector, A: Addresses, F: Far, const ROWS: usize>(
 /// As [`dot_products`], and `KEYS` keys are left from `first` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
-unsafe fn dot_product_block<V: Vector, A: Addresses, F: Far, const ROWS: usize, const KEYS: usize>(
+unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KEYS: usize>(
     dtype: DType,
     key: Rows<A>,
-    ahead: &mut Lookahead<'_, F>,
+    ahead: &mut Lookahead<'_>,
     first: usize,
     query: &[V::Real],
     factor: V::Real,
@@ -408,10 +408,10 @@ unsafe fn online_softmax<V: Vector>(
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
-unsafe fn add_values<V: Vector, A: Addresses, F: Far, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    ahead: &mut Lookahead<'_, F>,
+    ahead: &mut Lookahead<'_>,
     weights: &[V::Real],
     row_scales: &[V::Real],
     output: &mut [V::Real],
@@ -424,11 +424,11 @@ unsafe fn add_values<V: Vector, A: Addresses, F: Far, const ROWS: usize, const V
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, A, F, ROWS, VECTORS>(dtype, value, ahead, column, weights, row_scales, output)
+                    add_value_block::<V, A, ROWS, VECTORS>(dtype, value, ahead, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, A, F, ROWS, 4>(dtype, value, ahead, column, weights, row_scales, output),
-                2.. => add_value_block::<V, A, F, ROWS, 2>(dtype, value, ahead, column, weights, row_scales, output),
-                _ => add_value_block::<V, A, F, ROWS, 1>(dtype, value, ahead, column, weights, row_scales, output),
+                4.. => add_value_block::<V, A, ROWS, 4>(dtype, value, ahead, column, weights, row_scales, output),
+                2.. => add_value_block::<V, A, ROWS, 2>(dtype, value, ahead, column, weights, row_scales, output),
+                _ => add_value_block::<V, A, ROWS, 1>(dtype, value, ahead, column, weights, row_scales, output),
             }
         };
     }
@@ -464,10 +464,10 @@ unsafe fn add_values<V: Vector, A: Addresses, F: Far, const ROWS: usize, const V
 /// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn add_value_block<V: Vector, A: Addresses, F: Far, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
     value: Rows<A>,
-    ahead: &mut Lookahead<'_, F>,
+    ahead: &mut Lookahead<'_>,
     column: usize,
     weights: &[V::Real],
     row_scales: &[V::Real],

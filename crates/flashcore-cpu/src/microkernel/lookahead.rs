@@ -14,11 +14,11 @@ use crate::simd::vector::Vector;
 use std::mem::MaybeUninit;
 
 /// Rows and lines to prefetch during a loop over the keys of a tile.
-pub(super) struct Lookahead<'a, F> {
+pub(super) struct Lookahead<'a> {
     /// Rows that the next loop reads: one with every key, into the first-level cache.
     pub(super) next: NextRows<'a>,
     /// Lines that are needed in a tile from now: some with every step, into the second-level cache.
-    pub(super) far: F,
+    pub(super) far: FarLines<'a>,
 }
 
 /// Memory for a list of rows, one for each key of a tile.
@@ -130,39 +130,16 @@ const MAX_FAR_LINES: usize = 256;
 /// Memory for a list of lines.
 pub(super) type LineList = [MaybeUninit<*const u8>; MAX_FAR_LINES];
 
-/// Lines that are needed in a tile from now, a few of which are prefetched at a time.
-pub(super) trait Far {
-    /// Number of lines that are left.
-    fn count(&self) -> usize;
-
-    /// Prefetches the next lines, if so many are left.
-    ///
-    /// # Safety
-    ///
-    /// The processor has the instructions of `V`.
-    unsafe fn advance<V: Vector, const LINES: usize>(&mut self);
-}
-
-/// No lines: the loops of a single head do not even ask.
-pub(super) struct NoLines;
-
-impl Far for NoLines {
-    #[inline(always)]
-    fn count(&self) -> usize {
-        0
-    }
-
-    #[inline(always)]
-    unsafe fn advance<V: Vector, const LINES: usize>(&mut self) {}
-}
-
-/// Lines of rows of several heads.
+/// Lines of rows of several heads that are needed in a tile from now, a few of which are prefetched at a time.
 pub(super) struct FarLines<'a> {
     /// All of them are written.
     lines: &'a [MaybeUninit<*const u8>],
 }
 
 impl<'a> FarLines<'a> {
+    /// No lines: there is one head.
+    pub(super) const NONE: Self = Self { lines: &[] };
+
     /// Of rows of keys and values by their addresses, each of adjacent heads like these two, as far as the list has room.
     pub(super) fn new(
         rows: &[&[*const u8]; 2],
@@ -183,16 +160,20 @@ impl<'a> FarLines<'a> {
         }
         Self { lines: &list[..count] }
     }
-}
 
-impl Far for FarLines<'_> {
+    /// Number of lines that are left.
     #[inline(always)]
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.lines.len()
     }
 
+    /// Prefetches the next lines, if so many are left.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the instructions of `V`.
     #[inline(always)]
-    unsafe fn advance<V: Vector, const LINES: usize>(&mut self) {
+    pub(super) unsafe fn advance<V: Vector, const LINES: usize>(&mut self) {
         if let Some((lines, rest)) = self.lines.split_first_chunk::<LINES>() {
             for line in lines {
                 // SAFETY: all of the lines are written, and the caller vouches for the instructions.

@@ -242,7 +242,7 @@ impl AmpereConfig {
 /// The one for `sm_90` needs the fewest registers beyond the tile's own, unless codes of 8 bits are widened.
 pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specialization) -> u32 {
     match arch {
-        // `mma.sync` multiplies 8-bit floats as 16-bit ones there, which takes registers.
+        // ptxas takes more registers there for `mma.sync` of 8-bit floats.
         Arch::Sm90 | Arch::Sm90a if specialization.has_fp8_query() => 163,
         _ if specialization.has_fp8_query() => 170,
         Arch::Sm90 | Arch::Sm90a if !specialization.key_value_dtype().is_float8() => 192,

@@ -20,7 +20,7 @@ pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
     if problem.dtype.is_float8() {
         let hopper = sm90::select_fp8(problem, target);
-        // None of these was measured on a GPU. Decode with fewer tiles than SMs is left to `wgmma`, which widens no codes.
+        // None of these was measured on a GPU. Decode with fewer tiles than SMs is left to `wgmma`.
         let chunked = hopper.filter(|config| config.chunk_keys > 0).map(Config::Hopper);
         let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
         let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
