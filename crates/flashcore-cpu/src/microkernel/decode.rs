@@ -27,17 +27,9 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
     assert!(keys.len() <= KV_TILE, "a tile of wrong size");
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        if let (Some(of_keys), Some(of_values)) = (key.strided(&keys), value.strided(&keys)) {
-            let (of_keys, of_values) = (Rows::strided(key, of_keys, &keys), Rows::strided(value, of_values, &keys));
-            attend_rows::<V, _>(tile, of_keys, of_values);
-        } else {
-            // Keys of several pages: the address of each.
-            let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
-            let [of_keys, of_values] = &mut lists;
-            let of_keys = Rows::listed(key, keys.clone(), of_keys);
-            let of_values = Rows::listed(value, keys, of_values);
-            attend_rows::<V, _>(tile, of_keys, of_values);
-        }
+        let mut lists = [[MaybeUninit::uninit(); KV_TILE]; 2];
+        let [of_keys, of_values] = &mut lists;
+        attend_rows::<V>(tile, Rows::new(key, keys.clone(), of_keys), Rows::new(value, keys, of_values));
     }
 }
 
@@ -47,17 +39,17 @@ pub(crate) unsafe fn attend_tile<V: Vector>(tile: &mut DecodeTile<'_, V::Real>) 
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_rows<V: Vector, A: Addresses>(tile: &mut DecodeTile<'_, V::Real>, key: Rows<A>, value: Rows<A>) {
+unsafe fn attend_rows<V: Vector>(tile: &mut DecodeTile<'_, V::Real>, key: Rows<'_>, value: Rows<'_>) {
     // Once for each type, so that the innermost loops need not branch on it.
     // SAFETY: the caller vouches for the instructions.
     unsafe {
         match tile.key.dtype() {
-            DType::F16 => attend_typed::<V, A>(DType::F16, tile, key, value),
-            DType::Bf16 => attend_typed::<V, A>(DType::Bf16, tile, key, value),
-            DType::F32 => attend_typed::<V, A>(DType::F32, tile, key, value),
-            DType::F64 => attend_typed::<V, A>(DType::F64, tile, key, value),
-            DType::E4m3 => attend_typed::<V, A>(DType::E4m3, tile, key, value),
-            DType::E5m2 => attend_typed::<V, A>(DType::E5m2, tile, key, value),
+            DType::F16 => attend_typed::<V>(DType::F16, tile, key, value),
+            DType::Bf16 => attend_typed::<V>(DType::Bf16, tile, key, value),
+            DType::F32 => attend_typed::<V>(DType::F32, tile, key, value),
+            DType::F64 => attend_typed::<V>(DType::F64, tile, key, value),
+            DType::E4m3 => attend_typed::<V>(DType::E4m3, tile, key, value),
+            DType::E5m2 => attend_typed::<V>(DType::E5m2, tile, key, value),
         }
     }
 }
@@ -68,12 +60,7 @@ unsafe fn attend_rows<V: Vector, A: Addresses>(tile: &mut DecodeTile<'_, V::Real
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_typed<V: Vector, A: Addresses>(
-    dtype: DType,
-    tile: &mut DecodeTile<'_, V::Real>,
-    key: Rows<A>,
-    value: Rows<A>,
-) {
+unsafe fn attend_typed<V: Vector>(dtype: DType, tile: &mut DecodeTile<'_, V::Real>, key: Rows<'_>, value: Rows<'_>) {
     // Every tile begins elsewhere than the last ended, where the hardware prefetcher does not see it coming.
     let mut lists: [RowList; 2] = [[MaybeUninit::uninit(); _]; 2];
     let [while_scoring, while_adding] = &mut lists;
@@ -83,7 +70,7 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
         let adding = match &tile.prefetch.while_adding {
             WhileAdding::NextHead => {
                 let bytes = key.columns * dtype.size_bytes();
-                NextRows::listed(while_adding, keys, bytes, |row| key.addresses.get(row).wrapping_add(bytes))
+                NextRows::listed(while_adding, keys, bytes, |row| key.row(row).wrapping_add(bytes))
             }
             WhileAdding::NextTile(rows) => NextRows::new::<V>(rows, keys, while_adding),
         };
@@ -91,15 +78,15 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
             None => {
                 let values = PrefetchRows { head: &tile.value, rows: tile.keys.clone() };
                 let scoring = NextRows::new::<V>(&values, keys, while_scoring);
-                attend_ahead::<V, A>(dtype, tile, key, value, [scoring, adding], FarLines::NONE);
+                attend_ahead::<V>(dtype, tile, key, value, [scoring, adding], FarLines::NONE);
             }
             Some(FarRows { rows, heads }) => {
                 let mut list: LineList = [MaybeUninit::uninit(); _];
                 let far = FarLines::new(rows, [&tile.key, &tile.value], *heads, &mut list);
                 // Once more, since some of the lines that were prefetched a tile ago may have been dropped.
                 let bytes = value.columns * dtype.size_bytes();
-                let scoring = NextRows::listed(while_scoring, keys, bytes, |row| value.addresses.get(row));
-                attend_ahead::<V, A>(dtype, tile, key, value, [scoring, adding], far);
+                let scoring = NextRows::listed(while_scoring, keys, bytes, |row| value.row(row));
+                attend_ahead::<V>(dtype, tile, key, value, [scoring, adding], far);
             }
         }
     }
@@ -112,11 +99,11 @@ unsafe fn attend_typed<V: Vector, A: Addresses>(
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn attend_ahead<V: Vector, A: Addresses>(
+unsafe fn attend_ahead<V: Vector>(
     dtype: DType,
     tile: &mut DecodeTile<'_, V::Real>,
-    key: Rows<A>,
-    value: Rows<A>,
+    key: Rows<'_>,
+    value: Rows<'_>,
     [scoring, adding]: [NextRows<'_>; 2],
     far: FarLines<'_>,
 ) {
@@ -135,9 +122,9 @@ unsafe fn attend_ahead<V: Vector, A: Addresses>(
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => dot_products::<V, A, 4>(dtype, key, &mut ahead, query, tile.factor, scores),
-                2.. => dot_products::<V, A, 2>(dtype, key, &mut ahead, query, tile.factor, scores),
-                _ => dot_products::<V, A, 1>(dtype, key, &mut ahead, query, tile.factor, scores),
+                4.. => dot_products::<V, 4>(dtype, key, &mut ahead, query, tile.factor, scores),
+                2.. => dot_products::<V, 2>(dtype, key, &mut ahead, query, tile.factor, scores),
+                _ => dot_products::<V, 1>(dtype, key, &mut ahead, query, tile.factor, scores),
             }
         };
         ahead.next = NextRows::NOTHING;
@@ -170,85 +157,61 @@ unsafe fn attend_ahead<V: Vector, A: Addresses>(
         // SAFETY: what remains of the rows is at least as much as the block chosen here.
         row += unsafe {
             match rows - row {
-                4.. => add_values::<V, A, 4, 4>(dtype, value, &mut ahead, weights, row_scales, output),
-                2.. => add_values::<V, A, 2, 8>(dtype, value, &mut ahead, weights, row_scales, output),
-                _ => add_values::<V, A, 1, 8>(dtype, value, &mut ahead, weights, row_scales, output),
+                4.. => add_values::<V, 4, 4>(dtype, value, &mut ahead, weights, row_scales, output),
+                2.. => add_values::<V, 2, 8>(dtype, value, &mut ahead, weights, row_scales, output),
+                _ => add_values::<V, 1, 8>(dtype, value, &mut ahead, weights, row_scales, output),
             }
         };
         ahead.next = NextRows::NOTHING;
     }
 }
 
-/// Addresses of rows.
-trait Addresses: Copy {
+/// Some rows of keys or values in memory, each by its address. All elements of all rows can be read.
+///
+/// Rows that are equally far apart could do without a list, but loops for them were half of the time of a build and no
+/// faster: each address is loaded once for all columns.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    /// All of them are written.
+    addresses: &'a [MaybeUninit<*const u8>],
+    columns: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn new(head: Head<'_>, rows: Range<usize>, list: &'a mut [MaybeUninit<*const u8>; KV_TILE]) -> Self {
+        let stride_bytes = head.row_bytes();
+        let mut count = 0;
+        let mut add = |bytes: &[u8], rows: usize| {
+            let first = bytes.as_ptr();
+            for (index, place) in list[count..count + rows].iter_mut().enumerate() {
+                place.write(first.wrapping_add(index.wrapping_mul(stride_bytes)));
+            }
+            count += rows;
+        };
+        match head.strided(&rows) {
+            Some(bytes) => add(bytes, rows.len()),
+            None => head.runs(rows).for_each(|(bytes, rows)| add(bytes, rows)),
+        }
+        Self { addresses: &list[..count], columns: head.columns() }
+    }
+
+    /// Number of rows.
+    #[inline(always)]
+    const fn count(self) -> usize {
+        self.addresses.len()
+    }
+
     /// Address of a row.
     ///
     /// # Safety
     ///
     /// There is such a row.
-    unsafe fn get(self, row: usize) -> *const u8;
-}
-
-/// Addresses of rows that are equally far apart.
-#[derive(Clone, Copy)]
-struct Strided {
-    first: *const u8,
-    stride_bytes: usize,
-}
-
-impl Addresses for Strided {
     #[inline(always)]
-    unsafe fn get(self, row: usize) -> *const u8 {
-        self.first.wrapping_add(row * self.stride_bytes)
+    unsafe fn row(self, row: usize) -> *const u8 {
+        // SAFETY: the caller vouches that there is such a row, and all are written.
+        unsafe { self.addresses.get_unchecked(row).assume_init() }
     }
-}
 
-/// An address for each row: all of them are written.
-#[derive(Clone, Copy)]
-struct Listed<'a>(&'a [MaybeUninit<*const u8>]);
-
-impl Addresses for Listed<'_> {
-    #[inline(always)]
-    unsafe fn get(self, row: usize) -> *const u8 {
-        // SAFETY: the caller vouches that there is such a row.
-        unsafe { self.0.get_unchecked(row).assume_init() }
-    }
-}
-
-/// Some rows of keys or values in memory. All elements of all rows can be read.
-#[derive(Clone, Copy)]
-struct Rows<A> {
-    addresses: A,
-    count: usize,
-    columns: usize,
-}
-
-impl Rows<Strided> {
-    /// Rows that are equally far apart, in these bytes.
-    fn strided(head: Head<'_>, bytes: &[u8], rows: &Range<usize>) -> Self {
-        // The stride of a single row is never used, and may be anything.
-        let stride_bytes = if rows.len() == 1 { 0 } else { head.row_bytes() };
-        Self { addresses: Strided { first: bytes.as_ptr(), stride_bytes }, count: rows.len(), columns: head.columns() }
-    }
-}
-
-impl<'a> Rows<Listed<'a>> {
-    /// Rows of several pages.
-    fn listed(head: Head<'_>, rows: Range<usize>, list: &'a mut [MaybeUninit<*const u8>; KV_TILE]) -> Self {
-        let stride_bytes = head.row_bytes();
-        let mut count = 0;
-        for (bytes, rows) in head.runs(rows) {
-            let first = bytes.as_ptr();
-            for (index, place) in list[count..count + rows].iter_mut().enumerate() {
-                place.write(first.wrapping_add(index * stride_bytes));
-            }
-            count += rows;
-        }
-        Self { addresses: Listed(&list[..count]), count, columns: head.columns() }
-    }
-}
-
-impl<A: Addresses> Rows<A> {
     /// Address of an element.
     ///
     /// # Safety
@@ -257,7 +220,7 @@ impl<A: Addresses> Rows<A> {
     #[inline(always)]
     unsafe fn at(self, row: usize, byte: usize) -> *const u8 {
         // SAFETY: the caller vouches that it lies within the tensor.
-        unsafe { self.addresses.get(row).add(byte) }
+        unsafe { self.row(row).add(byte) }
     }
 
     /// Loads the columns from `first` on, one by one.
@@ -276,21 +239,21 @@ impl<A: Addresses> Rows<A> {
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of queries and scores.
 #[inline(always)]
-unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
+unsafe fn dot_products<V: Vector, const ROWS: usize>(
     dtype: DType,
-    key: Rows<A>,
+    key: Rows<'_>,
     ahead: &mut Lookahead<'_>,
     query: &[V::Real],
     factor: V::Real,
     scores: &mut [V::Real],
 ) -> usize {
     let mut first = 0;
-    while first < key.count {
+    while first < key.count() {
         // SAFETY: the caller vouches for the rows, and what remains of the keys is at least as much as is chosen here.
         first += unsafe {
-            match key.count - first {
-                4.. => dot_product_block::<V, A, ROWS, 4>(dtype, key, ahead, first, query, factor, scores),
-                _ => dot_product_block::<V, A, ROWS, 1>(dtype, key, ahead, first, query, factor, scores),
+            match key.count() - first {
+                4.. => dot_product_block::<V, ROWS, 4>(dtype, key, ahead, first, query, factor, scores),
+                _ => dot_product_block::<V, ROWS, 1>(dtype, key, ahead, first, query, factor, scores),
             }
         };
     }
@@ -304,9 +267,9 @@ unsafe fn dot_products<V: Vector, A: Addresses, const ROWS: usize>(
 /// As [`dot_products`], and `KEYS` keys are left from `first` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and keys count registers and addresses alike")]
-unsafe fn dot_product_block<V: Vector, A: Addresses, const ROWS: usize, const KEYS: usize>(
+unsafe fn dot_product_block<V: Vector, const ROWS: usize, const KEYS: usize>(
     dtype: DType,
-    key: Rows<A>,
+    key: Rows<'_>,
     ahead: &mut Lookahead<'_>,
     first: usize,
     query: &[V::Real],
@@ -408,9 +371,9 @@ unsafe fn online_softmax<V: Vector>(
 ///
 /// The processor has the instructions of `V`, and there are `ROWS` rows of weights, row scales and outputs.
 #[inline(always)]
-unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_values<V: Vector, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
-    value: Rows<A>,
+    value: Rows<'_>,
     ahead: &mut Lookahead<'_>,
     weights: &[V::Real],
     row_scales: &[V::Real],
@@ -424,16 +387,16 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
         vector += unsafe {
             match vectors - vector {
                 rest if rest >= VECTORS => {
-                    add_value_block::<V, A, ROWS, VECTORS>(dtype, value, ahead, column, weights, row_scales, output)
+                    add_value_block::<V, ROWS, VECTORS>(dtype, value, ahead, column, weights, row_scales, output)
                 }
-                4.. => add_value_block::<V, A, ROWS, 4>(dtype, value, ahead, column, weights, row_scales, output),
-                2.. => add_value_block::<V, A, ROWS, 2>(dtype, value, ahead, column, weights, row_scales, output),
-                _ => add_value_block::<V, A, ROWS, 1>(dtype, value, ahead, column, weights, row_scales, output),
+                4.. => add_value_block::<V, ROWS, 4>(dtype, value, ahead, column, weights, row_scales, output),
+                2.. => add_value_block::<V, ROWS, 2>(dtype, value, ahead, column, weights, row_scales, output),
+                _ => add_value_block::<V, ROWS, 1>(dtype, value, ahead, column, weights, row_scales, output),
             }
         };
     }
     let whole = vectors * V::LANES;
-    for key in 0..value.count {
+    for key in 0..value.count() {
         // SAFETY: the caller vouches for the instructions.
         unsafe { ahead.next.rest::<V, 1>(key, whole * dtype.size_bytes()) };
     }
@@ -444,7 +407,7 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
                 *place *= row_scales[row];
             }
         }
-        for key in 0..value.count {
+        for key in 0..value.count() {
             value.rest(dtype, key, whole, &mut rest);
             for row in 0..ROWS {
                 let weight = weights[row * KV_TILE + key];
@@ -464,9 +427,9 @@ unsafe fn add_values<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: 
 /// As [`add_values`], and `VECTORS` vectors are left from `column` on.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "rows and vectors count registers and addresses alike")]
-unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECTORS: usize>(
+unsafe fn add_value_block<V: Vector, const ROWS: usize, const VECTORS: usize>(
     dtype: DType,
-    value: Rows<A>,
+    value: Rows<'_>,
     ahead: &mut Lookahead<'_>,
     column: usize,
     weights: &[V::Real],
@@ -480,7 +443,7 @@ unsafe fn add_value_block<V: Vector, A: Addresses, const ROWS: usize, const VECT
     // SAFETY: the caller vouches for rows and columns.
     unsafe {
         let mut sums = [[V::splat(V::Real::ZERO); VECTORS]; ROWS];
-        for key in 0..value.count {
+        for key in 0..value.count() {
             next.lines::<V, 1>(key, byte, lines);
             for _ in 0..lines.div_ceil(2) {
                 ahead.far.advance::<V, 1>();
