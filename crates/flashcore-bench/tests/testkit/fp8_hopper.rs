@@ -253,7 +253,10 @@ fn few_rows_over_many_keys_are_chunked() {
     };
     assert_eq!(selected("1x32/8x1,8192x128"), "hopper-64x64-2stage-overlap-packgqa-pdl-512chunk");
     assert_eq!(selected("2x8x20,4096x256"), "hopper-64x64-2stage-overlap-pdl-512chunk");
-    assert_eq!(selected("1x32/8x1,1024x128"), "hopper-64x64-2stage-overlap-pdl");
+    assert_eq!(
+        selected("1x32/8x1,1024x128"),
+        "ampere-16x64-2stage-swizzled-4kvwarps-ifchanged-packgqa-pdl-264persistent-64chunk"
+    );
 }
 
 #[test]
@@ -269,11 +272,6 @@ fn what_is_refused_says_what_to_do() {
         ("hopper-128x48-2stage", "tiles of keys that are no multiple of 32", "take 32, 64, 96, 128 or 192 keys"),
         ("hopper-128x96-2stage-threshold", "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
         (
-            "hopper-128x64-2stage-persistent-dynamic",
-            "-dynamic",
-            "its transposers do not hear of tiles from a counter; leave it out",
-        ),
-        (
             "hopper-128x64-2stage-1level",
             "-1level with v_scale",
             "scales of tokens have no place there; leave -1level out",
@@ -281,6 +279,10 @@ fn what_is_refused_says_what_to_do() {
     ] {
         assert_eq!(refused(name, &plain), [fp8(what, instead)], "{name}");
     }
+    let dynamic = "hopper-128x64-2stage-persistent-dynamic";
+    let instead = "its transposers do not hear of tiles from a counter; leave it out";
+    let rectangular = Reason::Dynamic { config: config(dynamic) };
+    assert_eq!(refused(dynamic, &plain), [fp8("-dynamic", instead), rectangular]);
     let dim = |argument| Reason::Dim { kernel: "hopper", argument, dim: 264, multiple: 16, most: 256 };
     let wide = refused(PLAIN, &bytes("1x1x100x264", "full", DType::E4m3, ""));
     assert_eq!(wide[..2], [dim("head_dim"), dim("value_dim")]);
