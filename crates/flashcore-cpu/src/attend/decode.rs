@@ -100,7 +100,7 @@ pub(crate) enum WhileAdding<'a> {
 /// Rows of a head to prefetch.
 pub(crate) struct PrefetchRows<'a> {
     pub(crate) head: &'a Head<'a>,
-    /// Those that do not exist are not prefetched, or are memory next to the tensor.
+    /// Rows by their index; of those past the last, memory next to the tensor is prefetched, or nothing.
     pub(crate) rows: Range<usize>,
 }
 
