@@ -24,8 +24,8 @@
 //! V of 8-bit floats is transposed on the way (`transposer`), since `wgmma` has no transposed form of those; `fp8` has
 //! what else is different.
 //!
-//! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, and waits for it
-//! as late as possible.
+//! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, waits for it as
+//! late as possible, and then lets the next one start.
 
 mod consumer;
 mod epilogue;
@@ -121,9 +121,6 @@ fn prologue(k: &mut Builder, config: HopperConfig, specialization: Specializatio
             k.cluster_arrive();
         }
     });
-    if config.pdl {
-        k.section("launch dependents", Builder::launch_dependents);
-    }
     if block_mask.is_some_and(|mode| mode.sorted) {
         grid_dependency_wait(k, config);
         let memory = k.add(base, shared.sort);
@@ -159,15 +156,20 @@ impl Cta {
     }
 
     /// Waits for the preceding kernel on the stream (PDL), as late as possible: before this thread touches device
-    /// memory. Every role does it where it first may.
+    /// memory. Every role does it where it first may; the first of them lets the next kernel start.
     fn grid_dependency_wait(&self, k: &mut Builder) {
         grid_dependency_wait(k, self.config);
     }
 }
 
+/// Waits, and only then lets the next kernel start: it waits for this kernel alone, so whatever older kernels wrote must
+/// be visible by then.
 fn grid_dependency_wait(k: &mut Builder, config: HopperConfig) {
     if config.pdl {
-        k.section("grid dependency wait", Builder::grid_dependency_wait);
+        k.section("grid dependency wait", |k| {
+            k.grid_dependency_wait();
+            k.launch_dependents();
+        });
     }
 }
 

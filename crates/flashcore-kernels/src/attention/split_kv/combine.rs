@@ -36,6 +36,10 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
     let parameters = Parameters::load(k, specialization);
+    if chunks.is_some_and(|chunks| chunks.pdl) {
+        // Lengths too are memory that a preceding kernel may still write.
+        k.section("grid dependency wait", Builder::grid_dependency_wait);
+    }
     let (splits, chunk_keys) = match chunks {
         Some(_) => {
             let chunks = ChunkParameters::load(k, &parameters);
@@ -58,9 +62,6 @@ pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specializat
         }
         None => (exists, splits.num_splits),
     };
-    if chunks.is_some_and(|chunks| chunks.pdl) {
-        k.section("grid dependency wait", Builder::grid_dependency_wait);
-    }
     k.if_uniform(exists, |k| {
         let index = context.global_row(k, row);
         let partials = RowPartials { splits, count, index, value_dim: specialization.value_dim };
