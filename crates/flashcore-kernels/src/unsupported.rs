@@ -312,6 +312,11 @@ fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Ve
 fn fp8_query_reasons(hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
     let refused = [
         (
+            specialization.has(Operand::Lse),
+            "an LSE",
+            "wgmma adds products of 8 bits with 13 bits, so that the LSE is off by 1e-3 and more; take an ampere config",
+        ),
+        (
             !hopper.tile_n.is_multiple_of(32),
             "tiles of keys that are no multiple of 32",
             "take 32, 64, 96, 128 or 192 keys",

@@ -58,7 +58,7 @@ fn scales_of_every_form() {
 fn every_feature() {
     let mut everything = bytes("2x4/2x33,109x48,32", "window:60,20", DType::E4m3, "qkv");
     (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
-    (everything.seqused_k, everything.scale, everything.lse) = (true, -0.3, true);
+    (everything.seqused_k, everything.scale) = (true, -0.3);
     for seed in 0..3 {
         check_seed(SMALL, &everything, seed);
     }
@@ -84,7 +84,7 @@ fn keys_that_nobody_attends() {
 #[test]
 fn packed_sequences() {
     let mut packed = bytes("3x2/1x70,150x64", "causal", DType::E4m3, "qkv");
-    (packed.total_q, packed.total_k, packed.lse) = (Some(160), Some(300), true);
+    (packed.total_q, packed.total_k) = (Some(160), Some(300));
     for seed in 0..3 {
         check_seed(SMALL, &packed, seed);
         check_seed(PLAIN, &packed, seed);
@@ -109,9 +109,9 @@ fn wide_heads() {
 fn wide_heads_with_everything() {
     let mut everything = bytes("2x4/2x33,109x208,160", "window:60,20", DType::E4m3, "qkv");
     (everything.softcap, everything.alibi, everything.bias, everything.sinks) = (Some(5.0), true, true, true);
-    (everything.seqused_k, everything.lse) = (true, true);
+    everything.seqused_k = true;
     let mut packed = bytes("3x2/1x40,150x256", "causal", DType::E4m3, "qkv");
-    (packed.total_q, packed.total_k, packed.lse) = (Some(90), Some(300), true);
+    (packed.total_q, packed.total_k) = (Some(90), Some(300));
     for seed in 0..3 {
         check_seed(SMALL, &everything, seed);
         check_seed(SMALL, &packed, seed);
@@ -123,7 +123,7 @@ fn paged(shape: &str, mask: &str, page_size: usize, scales: &str) -> Problem {
     let mut problem = bytes(shape, mask, DType::E4m3, scales);
     let width = problem.key_length.div_ceil(page_size);
     problem.paged = Some(PagedKv::new(page_size, problem.batch * width + 3, width + 1));
-    (problem.seqused_k, problem.lse) = (true, true);
+    problem.seqused_k = true;
     problem
 }
 
