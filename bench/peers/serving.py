@@ -181,10 +181,12 @@ class Bench:
             return {}, {}, {}
         count = min(50, max(3, math.ceil(GRAPH_MICROSECONDS / max(floor, 4))))
         count = math.ceil(count / copies) * copies
-        graphs, times, failed = {}, {}, {}
+        made, graphs, times, failed = {}, {}, {}, {}
         for name, build in calls.items():
             try:
-                graphs[name] = capture(build(), count)
+                # The calls own the tensors that the graph reads.
+                made[name] = build()
+                graphs[name] = capture(made[name], count)
                 times[name] = []
             except (RuntimeError, Refused) as error:
                 if is_fatal(error):

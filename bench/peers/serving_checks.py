@@ -1,4 +1,4 @@
-"""What serving promises beyond speed: one plan and one captured graph through many steps, and batch invariance."""
+"""What serving promises beyond speed: one captured graph through many steps, lengths that arrive late, batch invariance."""
 
 import math
 import random
@@ -172,4 +172,68 @@ def invariance(flashcore, quick):
             yield {"check": "invariance", "name": name, "passed": passed, "differ": differ, "across": same, "text": text}
 
 
-CHECKS = {"steps": steps, "invariance": invariance}
+def late_writer():
+    """A Triton kernel that lets its dependents start, waits, and then copies lengths (PDL)."""
+    import triton
+    from triton import language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+    @triton.jit
+    def write_late(source, target, count, BLOCK: tl.constexpr):
+        gdc_wait()
+        gdc_launch_dependents()
+        index = tl.arange(0, BLOCK)
+        value = tl.load(source + index, index < count)
+        asm: tl.constexpr = "nanosleep.u32 30000; mov.u32 $0, $1;"
+        value = tl.inline_asm_elementwise(asm, "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1)
+        tl.store(target + index, value, index < count)
+
+    def write(source, target):
+        block = triton.next_power_of_2(target.numel())
+        write_late[(1,)](source, target, target.numel(), BLOCK=block, launch_pdl=True)
+
+    return write
+
+
+def dependents(flashcore, quick):
+    """Lengths written by a kernel that lets its dependents start before it writes, in one captured graph."""
+    write, count = late_writer(), 40 if quick else 200
+    for kind in ("padded", "paged"):
+        for chunk in (0, 128):
+            source, name = random.Random(7), f"{kind}, {'chunks and decode' if chunk else 'decode'}"
+            step = Step(flashcore, kind, chunk)
+            names = [name for name in ("seqused_k", "cu_seqlens_q") if name in step.operands]
+            staged = {name: torch.zeros_like(step.operands[name]) for name in names}
+
+            def launch():
+                for name in names:
+                    write(staged[name], step.operands[name])
+                step.launch()
+
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                launch()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    launch()
+            torch.cuda.synchronize()
+            wrong = 0
+            for _ in range(count):
+                lens = random_lengths(source, chunk)
+                late = {name: step.operands[name].clone() for name in names}
+                step.set_lengths(*lens)
+                for name in names:
+                    staged[name].copy_(step.operands[name])
+                    step.operands[name].copy_(late[name])
+                step.out.fill_(math.nan)
+                torch.cuda.synchronize()
+                graph.replay()
+                torch.cuda.synchronize()
+                (square, largest), untouched = step.errors(*lens)
+                wrong += not (square <= RMS_ERROR and largest <= LARGEST_ERROR and untouched)
+            text = f"dependents {name}: {count - wrong} of {count} right with lengths that are written late"
+            yield {"check": "dependents", "name": name, "passed": not wrong, "wrong": wrong, "text": text}
+
+
+CHECKS = {"steps": steps, "dependents": dependents, "invariance": invariance}

@@ -162,7 +162,7 @@ def report(record):
     for check in record["checks"]:
         all_met &= check["passed"]
         lines.append(f"{'met' if check['passed'] else 'NOT MET':<8}{check['text'].strip()}")
-    for name in ("steps", "invariance"):
+    for name in ("steps", "dependents", "invariance"):
         if not any(check["check"] == name for check in record["checks"]):
             all_met = False
             lines.append(f"{'-':<8}{name}: not measured")

@@ -20,19 +20,23 @@ pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
     if problem.dtype.is_float8() {
         let hopper = sm90::select_fp8(problem, target);
-        // None of these was measured on a GPU. Decode with fewer tiles than SMs is left to `wgmma`.
+        // Decode with fewer tiles than SMs is left to `wgmma`.
         let chunked = hopper.filter(|config| config.chunk_keys > 0).map(Config::Hopper);
         let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
         let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
         let others = || decode().or(hopper.map(Config::Hopper)).or_else(ampere);
         return chunked.or_else(others).unwrap_or_else(Config::ampere);
     }
-    // 3xTF32 (`sm80::select_f32`) is where a search starts; it becomes the default once it has run on a GPU.
-    if problem.dtype == DType::F32 || !Config::ampere().dtypes().contains(&problem.dtype) {
+    if problem.dtype == DType::F32 {
+        return sm80::select_f32(problem, target).map_or_else(Config::scalar, Config::Ampere);
+    }
+    if !Config::ampere().dtypes().contains(&problem.dtype) {
         return Config::scalar();
     }
+    let packed = || sm90::select_packed(problem, target).map(Config::Hopper);
     let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
     let hopper = || sm90::select(problem, target).map(Config::Hopper);
-    let config = decode().or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)));
+    let config =
+        packed().or_else(decode).or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)));
     config.with_fp8_widening(problem, target.arch)
 }

@@ -55,10 +55,12 @@ const DECODE_WIDE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..DE
 /// The same where shared memory is small.
 const DECODE_WIDE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..DECODE_WIDE };
 
-/// `f32` by three products of `tf32`. Nothing of these was measured on a GPU: they follow from what fits.
+/// `f32` by three products of `tf32`.
 const F32: AmpereConfig = AmpereConfig { tile_n: 32, tf32: Some(Tf32Products::Three), ..BASE };
 /// Heads of more than 64 columns in `f32`, whose query leaves no room in the registers.
 const F32_MIDDLE: AmpereConfig = AmpereConfig { query: QueryPlace::Shared, ..F32 };
+/// The same with more rows, which read keys and values half as often.
+const F32_TALL: AmpereConfig = AmpereConfig { warps: 8, ..F32_MIDDLE };
 /// The same where something is added to scores, which takes registers.
 const F32_WIDE: AmpereConfig = AmpereConfig { tile_n: 16, ..F32_MIDDLE };
 /// The same where shared memory is small.
@@ -69,9 +71,10 @@ const F32_DECODE: AmpereConfig = AmpereConfig { kv_split_warps: 4, tile_n: 64, .
 const F32_DECODE_SMALL: AmpereConfig = AmpereConfig { warps: 2, kv_split_warps: 2, tile_n: 32, ..F32_MIDDLE };
 
 /// Every config that some problem of `f32` gets; those of few rows also packed, and with chunks.
-pub(crate) const ALL_F32: [AmpereConfig; 6] = [
+pub(crate) const ALL_F32: [AmpereConfig; 7] = [
     F32,
     F32_MIDDLE,
+    F32_TALL,
     F32_WIDE,
     F32_WIDE_SMALL,
     AmpereConfig { persistent: 5, chunk_keys: 64, pack_gqa: true, ..F32_DECODE },
@@ -113,7 +116,7 @@ pub(crate) const ALL_FP8: [AmpereConfig; 10] = [
 ];
 
 /// Every config that some problem gets; those of few rows also packed, and with several parts.
-pub(crate) const ALL: [AmpereConfig; 15] = [
+pub(crate) const ALL: [AmpereConfig; 16] = [
     BASE,
     FEW_ROWS,
     TINY,
@@ -127,6 +130,7 @@ pub(crate) const ALL: [AmpereConfig; 15] = [
     MIDDLE_SMALL,
     WIDE_SMALL,
     AmpereConfig { num_splits: 4, pack_gqa: true, ..DECODE },
+    AmpereConfig { num_splits: 8, pack_gqa: true, cluster: true, stages: 3, ..DECODE },
     AmpereConfig { num_splits: 3, ..DECODE_WIDE },
     AmpereConfig { num_splits: 2, pack_gqa: true, ..DECODE_WIDE_SMALL },
 ];
@@ -142,6 +146,10 @@ const MAX_CHUNK: usize = 2048;
 const CTAS_PER_SM: usize = 2;
 /// The most KV splits: what the second kernel adds up must stay little.
 const MAX_SPLITS: usize = 64;
+/// Numbers of splits that the CTAs of a cluster can merge without a second kernel.
+const CLUSTER_SPLITS: [usize; 3] = [8, 4, 2];
+/// Keys of a CTA up to which a cluster merges splits sooner than a second kernel does, though there are fewer of them.
+const MAX_CLUSTER_KEYS: usize = 512;
 /// The most SMs of a GPU.
 const MOST_SMS: usize = 160;
 
@@ -218,6 +226,11 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
         (_, false) => DECODE_WIDE_SMALL,
     };
     let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
+    if config == (AmpereConfig { stages: 3, ..DECODE })
+        && let Some(merged) = merged_in_cluster(problem, AmpereConfig { pack_gqa, ..config }, tiles, arch, num_sms)
+    {
+        return Some(merged);
+    }
     // A plan for any number of SMs is for those of the largest.
     let slots = CTAS_PER_SM * (num_sms as usize).min(MOST_SMS);
     let splits = (slots / tiles.max(1)).clamp(1, MAX_SPLITS);
@@ -232,11 +245,25 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     Some(chunked)
 }
 
+/// The config whose splits a cluster merges, if every SM has one at most and their keys are few.
+fn merged_in_cluster(
+    problem: &Problem,
+    config: AmpereConfig,
+    tiles: usize,
+    arch: Arch,
+    num_sms: u32,
+) -> Option<AmpereConfig> {
+    let splits = CLUSTER_SPLITS.into_iter().find(|splits| tiles.saturating_mul(*splits) <= num_sms as usize)?;
+    let merged = AmpereConfig { cluster: true, num_splits: splits as u32, ..config };
+    let is_short = problem.key_length <= splits * MAX_CLUSTER_KEYS;
+    (is_short && takes(problem, Config::Ampere(merged), arch)).then_some(merged)
+}
+
 /// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
 pub(super) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let candidates: &[_] = match problem.head_dim.max(problem.value_dim) {
         ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
-        _ => &[F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
+        _ => &[F32_TALL, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
     };
     let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target.arch));
     decode.or_else(|| first_f32(problem, target.arch, candidates))

@@ -49,15 +49,21 @@ const SPLIT_IN_FOUR: HopperConfig = HopperConfig { cluster: 4, ..SHORT_WIDE };
 
 /// Few rows over many keys: CTAs have a chunk of the keys each.
 const CHUNKED: HopperConfig = HopperConfig { chunk_keys: SHORT_WIDE.tile_n, ..SHORT_WIDE };
-/// The same where query heads share tiles.
-const CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..CHUNKED };
+/// More than 64 rows, in tiles of 128.
+const CHUNKED_TALL: HopperConfig = HopperConfig { chunk_keys: LONG.tile_n, pdl: true, persistent: false, ..LONG };
+/// The same over pages, which long tiles would copy 16 rows at a time, and where something takes registers.
+const CHUNKED_TALL_BASE: HopperConfig = HopperConfig { chunk_keys: BASE.tile_n, pdl: true, persistent: false, ..BASE };
+/// Sequences of unequal lengths under a causal mask: their tiles take unequal times.
+const UNEQUAL: HopperConfig = HopperConfig { dynamic: true, ..BASE };
 
-/// Query, key and value of 8 bits. Not measured: output and P · V of a block take as many registers each.
-const FP8: HopperConfig = HopperConfig { tile_n: 96, warp_scheduler: WarpScheduler::PingPong, ..BASE };
-/// The same for heads of up to 64 columns.
-const FP8_NARROW: HopperConfig = HopperConfig { tile_n: 192, ..FP8 };
+/// Query, key and value of 8 bits: output and P · V of a block take as many registers each.
+const FP8: HopperConfig = HopperConfig { tile_n: 96, stages: 3, ..BASE };
+/// The same for heads wider than 160 columns. Not measured.
+const FP8_MIDDLE: HopperConfig = HopperConfig { stages: 2, warp_scheduler: WarpScheduler::PingPong, ..FP8 };
+/// The same for heads of up to 64 columns. Not measured.
+const FP8_NARROW: HopperConfig = HopperConfig { tile_n: 192, ..FP8_MIDDLE };
 /// The same where a bias or an expression takes registers.
-const FP8_TERMS: HopperConfig = HopperConfig { tile_n: 64, warp_scheduler: WarpScheduler::Free, ..FP8 };
+const FP8_TERMS: HopperConfig = HopperConfig { tile_n: 64, stages: 2, ..FP8 };
 /// The same for fewer tiles of 64 rows than SMs.
 const FP8_SHORT: HopperConfig = HopperConfig { warpgroups: 1, pdl: true, persistent: false, ..FP8_TERMS };
 
@@ -73,12 +79,15 @@ const FP8_CHUNKED: HopperConfig = HopperConfig { chunk_keys: FP8_SHORT.tile_n, .
 const FP8_CHUNKED_GQA: HopperConfig = HopperConfig { pack_gqa: true, ..FP8_CHUNKED };
 
 /// Every config that some problem of 8 bits gets; with chunks of any length.
-pub(crate) const ALL_FP8: [HopperConfig; 8] =
-    [FP8, FP8_NARROW, FP8_TERMS, FP8_SHORT, FP8_WIDE, FP8_WIDE_TERMS, FP8_CHUNKED, FP8_CHUNKED_GQA];
+pub(crate) const ALL_FP8: [HopperConfig; 9] =
+    [FP8, FP8_MIDDLE, FP8_NARROW, FP8_TERMS, FP8_SHORT, FP8_WIDE, FP8_WIDE_TERMS, FP8_CHUNKED, FP8_CHUNKED_GQA];
 
 /// Every config that some problem gets; with chunks of any length.
-pub(crate) const ALL: [HopperConfig; 15] = [
+pub(crate) const ALL: [HopperConfig; 18] = [
     CHUNKED,
+    CHUNKED_TALL,
+    CHUNKED_TALL_BASE,
+    UNEQUAL,
     BASE,
     MASKED,
     NARROW,
@@ -92,7 +101,7 @@ pub(crate) const ALL: [HopperConfig; 15] = [
     SPLIT,
     SPLIT_LONG,
     SPLIT_IN_FOUR,
-    CHUNKED_GQA,
+    HopperConfig { pack_gqa: true, ..CHUNKED },
 ];
 
 /// Fewer query rows than this are for kernels with smaller tiles.
@@ -130,7 +139,10 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
     let mean = |total: Option<usize>, longest: usize| total.map_or(longest, |total| total / problem.batch.max(1));
     let (mean_rows, keys) = (mean(problem.total_q, rows), mean(problem.total_k, problem.key_length));
     let (_, right) = problem.mask.limits();
-    let many = if right.is_some() { MANY_CAUSAL } else { MANY };
+    let (is_causal, is_unequal) = (right.is_some(), mean_rows != rows);
+    let many = if is_causal { MANY_CAUSAL } else { MANY };
+    // Under no mask, tiles of the longest sequences take most of the time.
+    let most_keys = if is_unequal && !is_causal { problem.key_length } else { keys };
     // Of three warpgroups, not many rows may be without work in the last tile.
     let fills_three =
         if mean_rows == rows { rows.next_multiple_of(192) * 15 <= rows * 16 } else { mean_rows >= MANY_ROWS };
@@ -145,7 +157,8 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         65..=128 if is_short => SHORT_WIDE,
         ..=64 if fills_three => NARROW,
         // Long tiles would copy pages 16 rows at a time.
-        65..=128 if keys >= many && problem.paged.is_none() => LONG,
+        65..=128 if most_keys >= many && problem.paged.is_none() => LONG,
+        65..=128 if is_unequal && is_causal => UNEQUAL,
         ..=128 if problem.mask_mod.is_some() => MASKED,
         ..=128 => BASE,
         129..=192 => WIDE,
@@ -167,6 +180,7 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
         ..=64 => FP8_NARROW,
         // Of 160 columns, ptxas spills with longer tiles of keys.
         129..=160 | 193.. => FP8_WIDE,
+        161.. => FP8_MIDDLE,
         _ => FP8,
     };
     let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS && problem.mask_mod.is_none();
@@ -175,38 +189,56 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
         .into_iter()
         .filter(|config| is_short && is_long && (!config.pack_gqa || problem.query_heads > problem.key_heads))
         .filter_map(|config| in_chunks(problem, config, keys, num_sms as usize));
-    let choices = [choice, FP8, FP8_TERMS, FP8_WIDE_TERMS];
+    let choices = [choice, FP8, FP8_MIDDLE, FP8_TERMS, FP8_WIDE_TERMS];
     chunked.chain(choices).find(|config| takes(problem, Config::Hopper(*config), arch))
 }
 
-/// The config with as many chunks of keys as give every SM one, if that is more than one chunk.
-fn in_chunks(problem: &Problem, config: HopperConfig, keys: usize, num_sms: usize) -> Option<HopperConfig> {
+/// Tiles of rows of all heads and sequences.
+fn tiles(problem: &Problem, config: HopperConfig) -> usize {
     let (rows, heads) = if config.pack_gqa {
         (packed_rows(problem), problem.key_heads)
     } else {
         (problem.query_length, problem.query_heads)
     };
-    let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
-    let splits = (num_sms / tiles.max(1)).min(MAX_SPLITS);
+    rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch).max(1)
+}
+
+/// The config with as many chunks of keys as give every SM one, if that is more than one chunk.
+fn in_chunks(problem: &Problem, config: HopperConfig, keys: usize, num_sms: usize) -> Option<HopperConfig> {
+    let splits = (num_sms / tiles(problem, config)).min(MAX_SPLITS);
     let chunk_keys = keys.div_ceil(splits.max(1)).next_multiple_of(config.tile_n as usize);
     (splits > 1).then_some(HopperConfig { chunk_keys: chunk_keys as u32, ..config })
 }
 
-/// The config for few rows over many keys: as many chunks of keys as give every SM one, if that is more than one chunk.
-/// Query heads share tiles where that makes fewer of them.
+/// The config for few rows over many keys, if more than one chunk of keys gives every SM one. Query heads share tiles where
+/// that makes fewer of them.
 fn chunked(problem: &Problem, keys: usize, num_sms: usize) -> Option<HopperConfig> {
     if problem.head_dim.max(problem.value_dim) > 128 || problem.mask_mod.is_some() {
         return None;
     }
-    let tile_m = CHUNKED.tile_m() as usize;
-    let tiles =
-        |rows: usize, heads: usize| rows.div_ceil(tile_m).saturating_mul(heads).saturating_mul(problem.batch).max(1);
     let group = problem.query_heads / problem.key_heads.max(1);
-    let packed = tiles(packed_rows(problem), problem.key_heads);
-    let unpacked = tiles(problem.query_length, problem.query_heads);
-    let can_pack = tile_m.is_multiple_of(group.max(1)) && can_pack_gqa(Specialization::of(problem));
-    let (config, tiles) = if can_pack && packed < unpacked { (CHUNKED_GQA, packed) } else { (CHUNKED, unpacked) };
-    let splits = (num_sms / tiles).min(MAX_SPLITS);
-    let chunk_keys = keys.div_ceil(splits.max(1)).next_multiple_of(config.tile_n as usize);
-    (splits > 1).then_some(HopperConfig { chunk_keys: chunk_keys as u32, ..config })
+    let can_pack = can_pack_gqa(Specialization::of(problem));
+    let rows = if can_pack { packed_rows(problem) } else { problem.query_length };
+    let choices: &[_] = match problem.paged {
+        _ if rows <= CHUNKED.tile_m() as usize => &[CHUNKED],
+        None => &[CHUNKED_TALL, CHUNKED_TALL_BASE, CHUNKED],
+        Some(_) => &[CHUNKED_TALL_BASE, CHUNKED],
+    };
+    choices.iter().find_map(|&config| {
+        let packed = HopperConfig { pack_gqa: true, ..config };
+        let can_pack = can_pack && (config.tile_m() as usize).is_multiple_of(group.max(1));
+        let packs = can_pack && tiles(problem, packed) < tiles(problem, config);
+        let config = in_chunks(problem, if packs { packed } else { config }, keys, num_sms)?;
+        takes(problem, Config::Hopper(config), Arch::Sm90a).then_some(config)
+    })
+}
+
+/// The config for a few rows of several heads that fill a tile together, over many keys.
+pub(super) fn select_packed(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
+    let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
+    let is_few = problem.query_length < LEAST_ROWS && packed_rows(problem) >= LEAST_ROWS;
+    let can_pack = can_pack_gqa(Specialization::of(problem));
+    let chunks = (arch == Arch::Sm90a && is_long && is_few && can_pack)
+        .then(|| chunked(problem, problem.key_length, num_sms as usize));
+    chunks.flatten().filter(|config| config.pack_gqa)
 }

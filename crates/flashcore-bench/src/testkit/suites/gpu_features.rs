@@ -1,7 +1,7 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Specialization};
+use flashcore_kernels::{Config, Specialization, heuristics};
 use flashcore_problem::{DType, Problem, SplitMix64, Stress};
 
 use super::cpu_features::{random_features, shrink};
@@ -9,6 +9,7 @@ use super::design::{Design, Feature, Row};
 use super::features::{Features, LayoutForm};
 use super::float8::{self, Float8Cache};
 use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::verify::H200;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 /// Cases of the pairwise design, at least.
@@ -214,7 +215,8 @@ fn case(
         Kernels::Only(config) => of_family(config, &mut features, float8),
         Kernels::All => {
             let problem = problem((&features, float8));
-            *order.iter().find(|config| takes(Backend::Sim(**config), &problem)).unwrap_or(&Config::scalar())
+            let fitting = order.iter().copied().find(|config| takes(Backend::Sim(*config), &problem));
+            fitting.unwrap_or_else(|| heuristics::select(&problem, H200))
         }
     };
     let backend = match runner {
