@@ -24,6 +24,8 @@ use crate::testkit::{Backend, Case};
 
 /// The architecture that kernels are verified for before they are simulated: the one with most shared memory.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
+/// The GPU whose default configs are simulated.
+pub(crate) const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
 /// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
 pub(crate) const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
@@ -209,8 +211,6 @@ pub fn attend_in_simulator(
     config: Option<Config>,
     inputs: &Inputs,
 ) -> Result<(Config, Outputs), NoVerdict> {
-    /// An H200.
-    const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
     inputs.validate(problem)?;
     let config = config.unwrap_or_else(|| heuristics::select(problem, H200));
     if problem.output_shape().is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! Small enough for the simulator: three tiles of keys and a tail, a few heads.
 
-use flashcore_kernels::{Config, Target, heuristics};
+use flashcore_kernels::{Config, heuristics};
 use flashcore_problem::{
     Alignment, DType, Layout, LseBase, Mask, PagedKv, Problem, SequenceLengths, Strides, TensorStrides,
 };
@@ -12,7 +12,7 @@ use super::float8;
 use super::gpu_features::named;
 use super::kv_cache::{GrowingCache, growing_caches, quantized_caches};
 use super::{Kernels, Runner, kernel_option, takes};
-use crate::testkit::verify::SIMULATED_ARCH;
+use crate::testkit::verify::H200;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 pub(super) const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
@@ -20,8 +20,6 @@ pub(super) const WINDOW: Mask = Mask::Window { left: Some(40), right: Some(0), a
 const BOTH_SIDES: Mask = Mask::Window { left: Some(70), right: Some(9), alignment: Alignment::BottomRight };
 /// A decode config: rows of a group of heads in one tile, warps and CTAs that share the keys.
 const SPLIT: &str = "ampere-16x64-2stage-swizzled-4kvwarps-packgqa-3splits";
-/// An H200.
-const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
 /// Multiplications up to which the scalar kernel has a case too.
 const SMALL: usize = 400_000;
 
