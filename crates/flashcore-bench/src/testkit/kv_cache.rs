@@ -150,7 +150,8 @@ impl KvCacheTrial {
                     let plan = plan.map_err(NoVerdict::RefusedByGpu)?;
                     // The query between the kernels is not seen on the host: it is that of the same kernel in the simulator.
                     let (memory, values, _) = self.simulate_append(None, case.seed)?;
-                    let query = if self.problem.transforms() { memory.read(values.query_output) } else { Vec::new() };
+                    let (query, _) = self.read_between(&memory, &values);
+                    let query = if self.problem.transforms() { query.data } else { Vec::new() };
                     self.on_host(|data, outputs| {
                         plan.run(&data.inputs(), outputs).map_err(NoVerdict::Gpu)?;
                         Ok(query)
