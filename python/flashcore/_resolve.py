@@ -310,7 +310,9 @@ def attention_problem(
             raise InvalidArgument(f"there is no operand {name}; there are {', '.join(sorted(shapes))} and bias")
         check_operand(name, tensor, shapes[name], device)
         setattr(problem, "alibi" if name == "alibi_slopes" else name, 1)
-
+    if options.is_top_left and problem.alibi and problem.mask == lib.MASK_NONE:
+        # Without a mask the library counts the distances of ALiBi from the bottom right.
+        problem.mask, problem.window_right = lib.MASK_WINDOW, problem.key_length
     return problem
 
 
