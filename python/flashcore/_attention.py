@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple
 
 from . import _library as lib
 from . import _arrays as arrays
 from ._errors import InvalidArgument
 from ._plans import CACHE, Plan
-from ._resolve import Options, Tensor, attention_plan
+from ._resolve import Options, Tensor, attention_plan, check_query, number, window_sides
 
 _find = CACHE.find
 
@@ -67,7 +67,8 @@ def attention(
         "top_left" puts row 0 at key 0, as PyTorch's `is_causal` does.
     softcap: score = softcap * tanh(score / softcap); 0 for none.
     alibi_slopes, sinks: float32, one for each query head.
-    bias: float32 `[batch, head, row, key]`, 1 where it is the same; added to the scaled scores.
+    bias: float32, bfloat16 or float16 `[batch, head, row, key]`, 1 where it is the same, the first dimensions left out where
+        all are; added to the scaled scores.
     cu_seqlens_*, max_seqlen_*, seqused_*, leftpad_k, kv_batch_idx, page_table: int32 arrays of packed, padded and paged
         sequences; with `page_table`, `k` and `v` are `[page, row, head, column]` ("bshd") or `[page, head, row, column]`.
     q_scale, k_scale, v_scale: float32, the numbers that the codes of FP8 tensors are multiplied by: one, one for each KV
@@ -124,23 +125,24 @@ def _plan(
     operands = {name: arrays.view(name, array, stream) for name, array in given.items() if array is not None}
     if layout == "bhsd":
         operands.update({name: _row_major(operands[name]) for name in lib.SCALES if name in operands})
+    if "bias" in operands:
+        operands["bias"] = _bias(operands["bias"], given["bias"])
     query, key, value = (view.tensor for view in views)
     is_bhsd, is_packed = layout == "bhsd", cu_packed(given)
-    out_shape = (*query.shape[:-1], value.shape[-1]) if query.shape and value.shape else ()
+    check_query(_order(query, is_bhsd), is_packed)
+    out_shape = (*query.shape[:-1], value.shape[-1]) if value.shape else ()
     result_dtype = query.dtype if query.dtype not in lib.FLOAT8 else arrays.code_of(str(out_dtype or "bfloat16"))
     result = arrays.empty(q, out_shape, result_dtype, query.device) if out is None else out
-    views.append(arrays.view("out", result, stream))
+    views.append(arrays.view("out", result, stream, is_written=True))
     lse = None
     if return_lse:
         ordered = _order(query, is_bhsd).shape
         shape = (ordered[1], ordered[0]) if is_packed else (ordered[0], ordered[2], ordered[1])
         lse = arrays.empty(q, shape, lib.F32, query.device)
         views.append(arrays.view("lse", lse, stream))
-    _clear_unwritten(result, lse, given, query)
-    left, right = window_size
     options = Options(
-        None if scale is None else float(scale), bool(causal), int(left), int(right), float(softcap), return_lse,
-        alignment == "top_left", max_q, max_k, None, arrays.parse_device(device),
+        None if scale is None else number("scale", scale), bool(causal), *window_sides(window_size),
+        number("softcap", softcap), return_lse, alignment == "top_left", max_q, max_k, None, arrays.parse_device(device),
     )  # fmt: skip
     tensors = tuple(view.tensor for view in views[:4])
     key_of_call = ("array", is_bhsd, options, tensors, tuple((name, view.tensor) for name, view in operands.items()))
@@ -151,6 +153,10 @@ def _plan(
         ordered_tensors = [_order(tensor, is_bhsd) for tensor in tensors]
         descriptions = {name: view.tensor for name, view in operands.items()}
         plan = CACHE.add(key_of_call, lambda: attention_plan(*ordered_tensors, options, descriptions))
+    if query.device[0] == lib.CPU and (is_packed or "seqused_q" in operands):
+        # Rows that no sequence has are not written.
+        for view, empty in zip(views[3:], (0, -float("inf"))):
+            arrays.fill(view, empty)
     views += operands.values()
     if "workspace" in plan.operands:
         # The plan keeps a workspace for each stream.
@@ -182,14 +188,13 @@ def cu_packed(given: "Dict[str, Any]") -> bool:
     return given.get("cu_seqlens_q") is not None
 
 
-def _clear_unwritten(result: Any, lse: Any, given: "Dict[str, Any]", query: Tensor) -> None:
-    """Zeros where no sequence has a row: those are not written."""
-    if query.device[0] != lib.CPU or not (given["seqused_q"] is not None or cu_packed(given)):
-        return
-    if arrays.is_numpy(result):
-        result[...] = 0
-    if lse is not None:
-        lse[...] = -float("inf")
+def _bias(view: arrays.View, array: Any) -> arrays.View:
+    """A bias of four dimensions, the first ones of size 1 where it has fewer; one of 16 bits is converted."""
+    if view.tensor.dtype in (lib.F16, lib.BF16) and view.tensor.device[0] == lib.CPU and hasattr(array, "astype"):
+        view = arrays.view("bias", array.astype("float32"))
+    shape, strides = view.tensor.shape, view.tensor.strides
+    more = 4 - len(shape)
+    return view._replace(tensor=view.tensor._replace(shape=(1,) * more + shape, strides=(0,) * more + strides))
 
 
 def prepare(
@@ -238,14 +243,14 @@ def prepare(
         given = options.pop(name, None)
         if given is not None:
             operands[name] = describe(getattr(given, "shape", given), lib.F32 if name in floats else "int32")
-    left, right = options.pop("window_size", (-1, -1))
-    scale: "Union[float, None]" = options.pop("scale", None)
+    left, right = window_sides(options.pop("window_size", (-1, -1)))
+    scale = options.pop("scale", None)
     chosen = Options(
-        scale=scale,
+        scale=None if scale is None else number("scale", scale),
         causal=bool(options.pop("causal", False)),
-        window_left=int(left),
-        window_right=int(right),
-        softcap=float(options.pop("softcap", 0.0)),
+        window_left=left,
+        window_right=right,
+        softcap=number("softcap", options.pop("softcap", 0.0)),
         lse=bool(options.pop("return_lse", False)),
         is_top_left=options.pop("alignment", "bottom_right") == "top_left",
         max_q=options.pop("max_seqlen_q", None),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Dict, NoReturn, Optional, Tuple
 
@@ -264,9 +265,18 @@ def version() -> str:
     return LIBRARY.flashcore_version().decode()
 
 
+# Fields of the structs for host memory, and what the functions here call them.
+_FIELD = re.compile(r"\b(?:an entry of )?(?:inputs|outputs|caches)\.(\w+)")
+_ARGUMENTS = {
+    "query": "q", "key": "k", "value": "v", "output": "out", "key_cache": "k_cache", "value_cache": "v_cache",
+    "query_norm": "q_norm", "key_norm": "k_norm", "part_outputs": "parts", "part_lses": "lses",
+}  # fmt: skip
+
+
 def error_of(status: int) -> FlashcoreError:
     """The exception for the status of the last call on this thread."""
-    return of_status(status, _last_error().decode(errors="replace"))
+    text = _last_error().decode(errors="replace")
+    return of_status(status, _FIELD.sub(lambda field: _ARGUMENTS.get(field[1], field[1]), text))
 
 
 def fail(status: int) -> NoReturn:

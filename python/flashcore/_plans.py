@@ -192,7 +192,7 @@ class PlanCache:
         for forget in self.on_eviction:
             forget()
         for ordinal in {plan.ordinal for plan in evicted if plan.device == lib.CUDA}:
-            _wait_for_gpu(ordinal)
+            wait_for_gpu(ordinal)
         for plan in evicted:
             # Another thread may be about to run it: its last reference destroys it.
             _Retired.add(plan)
@@ -219,7 +219,7 @@ class _Retired:
             cls.waiting.pop(0).destroy()
 
 
-def _wait_for_gpu(ordinal: int) -> None:
+def wait_for_gpu(ordinal: int) -> None:
     """Waits until the GPU has finished everything: plans must outlive their launches."""
     try:
         driver = _driver()

@@ -8,6 +8,7 @@ by their key.
 from __future__ import annotations
 
 import math
+import operator
 from ctypes import byref, sizeof
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -56,6 +57,51 @@ def extent(shape: "Tuple[int, ...]", strides: "Tuple[int, ...]") -> int:
     if 0 in shape:
         return 0
     return sum((size - 1) * stride for size, stride in zip(shape, strides)) + 1
+
+
+def window_sides(window: Any) -> "Tuple[int, int]":
+    """Left and right of a window: two integers, or tensors of one."""
+    if isinstance(window, (tuple, list)) and len(window) == 2 and all(isinstance(side, int) for side in window):
+        return window[0], window[1]  # as they are: they may be symbols of a graph
+    try:
+        left, right = window
+        return operator.index(left), operator.index(right)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"window_size is {window!r}; it must be (left, right), two integers, -1 for no limit"
+        ) from None
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuses what is no number of any type."""
+    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise InvalidArgument(f"{name} is {value!r}; it must be a number")
+
+
+def number(name: str, value: Any) -> float:
+    """A number of any type."""
+    check_number(name, value)
+    return float(value)
+
+
+def integer(name: str, value: Any) -> "Optional[int]":
+    """An integer that is not negative, or None."""
+    if value is None:
+        return None
+    if not hasattr(value, "__index__") or not 0 <= operator.index(value) < 2**63:
+        raise InvalidArgument(f"{name} is {value!r}; it must be an integer from 0 on")
+    return operator.index(value)
+
+
+def check_query(q: Tensor, is_packed: bool) -> None:
+    """Checks the type and the dimensions of the query."""
+    if q.dtype not in lib.ITEM_BYTES:
+        raise InvalidArgument(
+            f"q is {dtype_name(q.dtype)}; it must be float16, bfloat16, float32 or, on the CPU, float64: convert it"
+        )
+    if len(q.shape) != (3 if is_packed else 4):
+        wanted = "[total_q, heads, head_dim] with cu_seqlens_q" if is_packed else "[batch, rows, heads, head_dim]"
+        raise _shape_error("q", q, wanted)
 
 
 def _shape_error(name: str, tensor: Tensor, wanted: str) -> InvalidArgument:
@@ -113,6 +159,8 @@ def check_operand(name: str, tensor: Tensor, shape: "Tuple[int, ...]", device: "
         raise InvalidArgument(
             f"the entries of {name} are {tensor.strides[-1]} elements apart; they must be adjacent: make it contiguous"
         )
+    if any(stride < 0 for stride in tensor.strides):
+        raise InvalidArgument(f"{name} has strides {tuple(tensor.strides)}; they must not be negative: copy it")
 
 
 def _mask(problem: lib.Problem, options: Options) -> None:
@@ -127,7 +175,7 @@ def _mask(problem: lib.Problem, options: Options) -> None:
         problem.mask = lib.MASK_CAUSAL
     else:
         problem.mask = lib.MASK_WINDOW
-        problem.window_left, problem.window_right = max(left, -1), max(right, -1)
+        problem.window_left, problem.window_right = (max(min(side, 2**63 - 1), -1) for side in (left, right))
 
 
 def attention_plan(
@@ -150,18 +198,11 @@ def attention_problem(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: Options, operands: "Dict[str, Tensor]"
 ) -> lib.Problem:
     """Checks everything and fills the problem."""
-    if q.dtype not in lib.ITEM_BYTES:
-        raise InvalidArgument(
-            f"q is {dtype_name(q.dtype)}; it must be float16, bfloat16, float32 or, on the CPU, float64: convert it"
-        )
-    dtype: int = q.dtype  # type: ignore[assignment]
-    device = q.device
     is_packed_q, is_packed_k = "cu_seqlens_q" in operands, "cu_seqlens_k" in operands
     is_paged = "page_table" in operands
-
-    if len(q.shape) != (3 if is_packed_q else 4):
-        wanted = "[total_q, heads, head_dim] with cu_seqlens_q" if is_packed_q else "[batch, rows, heads, head_dim]"
-        raise _shape_error("q", q, wanted)
+    check_query(q, is_packed_q)
+    dtype: int = q.dtype  # type: ignore[assignment]
+    device = q.device
     if is_packed_k and is_paged:
         raise InvalidArgument("cu_seqlens_k and page_table are both given; keys are packed, or they lie in pages")
     key_shape = (
@@ -217,24 +258,29 @@ def attention_problem(
     problem.query_strides, problem.key_strides = row_strides(q), row_strides(k)
     problem.value_strides, problem.output_strides = row_strides(v), row_strides(out)
 
-    max_q = q.shape[-3] if options.max_q is None else options.max_q
+    most_q, most_k = integer("max_seqlen_q", options.max_q), integer("max_seqlen_k", options.max_k)
+    max_q = q.shape[-3] if most_q is None else most_q
     if is_packed_q:
         problem.cu_seqlens_q, problem.total_q = 1, q.shape[0]
         problem.query_length = max(max_q, 1)
     if is_packed_k:
         problem.cu_seqlens_k, problem.total_k = 1, k.shape[0]
-        problem.key_length = max(k.shape[0] if options.max_k is None else options.max_k, 1)
+        problem.key_length = max(k.shape[0] if most_k is None else most_k, 1)
     elif is_paged:
         table = operands["page_table"]
         if len(table.shape) != 2:
             raise _shape_error("page_table", table, "(batch, pages of the longest sequence)")
+        if table.shape[0] > 1 and 0 <= table.strides[0] < table.shape[1]:
+            raise InvalidArgument(
+                f"the rows of page_table are {table.strides[0]} entries apart and have {table.shape[1]}; make it contiguous"
+            )
         problem.page_table, problem.num_pages, problem.page_size = 1, k.shape[0], k.shape[1]
         problem.table_width = table.shape[1]
         problem.table_stride = table.strides[0] if table.shape[0] > 1 else 0
         most = table.shape[1] * k.shape[1]
-        problem.key_length = most if options.max_k is None else min(options.max_k, most)
+        problem.key_length = most if most_k is None else min(most_k, most)
     else:
-        problem.key_length = k.shape[1] if options.max_k is None else min(options.max_k, k.shape[1])
+        problem.key_length = k.shape[1] if most_k is None else min(most_k, k.shape[1])
     rows = operands["page_table"].shape[0] if is_paged else k.shape[0]
     if "kv_batch_idx" in operands:
         problem.kv_batch_idx, problem.kv_batch = 1, rows
@@ -264,7 +310,9 @@ def attention_problem(
             raise InvalidArgument(f"there is no operand {name}; there are {', '.join(sorted(shapes))} and bias")
         check_operand(name, tensor, shapes[name], device)
         setattr(problem, "alibi" if name == "alibi_slopes" else name, 1)
-
+    if options.is_top_left and problem.alibi and problem.mask == lib.MASK_NONE:
+        # Without a mask the library counts the distances of ALiBi from the bottom right.
+        problem.mask, problem.window_right = lib.MASK_WINDOW, problem.key_length
     return problem
 
 
@@ -272,8 +320,10 @@ def _check_bias(bias: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]
     check = InvalidArgument
     if bias.device != device:
         raise check(f"bias is on {device_name(bias.device)} and q on {device_name(device)}; move them to one device")
+    if bias.dtype == "bool":
+        raise check("bias is bool, a mask; pass numbers that are added: 0 where a key is attended, -inf where it is not")
     if bias.dtype != lib.F32:
-        raise check(f"bias is {dtype_name(bias.dtype)}; it must be float32: convert it")
+        raise check(f"bias is {dtype_name(bias.dtype)}; it must be float32, or float16 or bfloat16: convert it")
     if len(bias.shape) != 4 or any(size not in (1, wanted) for size, wanted in zip(bias.shape, shape)):
         raise _shape_error("bias", bias, f"{shape}, or 1 where it is the same")
     if any(stride < 0 for stride in bias.strides):

@@ -2,9 +2,10 @@
 
     python -m flashcore.bench_host [--device cuda] [--grad no_grad] [--json FILE]
 
-On the CPU, the time that libflashcore itself needs is measured and subtracted: what is left is the way there, which is the
-same for a GPU but for the stream. SDPA computes on the CPU within its time, so that its figure there is an upper bound.
-On a GPU nothing is subtracted: a call returns when the kernel is enqueued.
+The first figure is that of the whole call, for all functions alike. On the CPU the computation is a part of it, SDPA's too;
+the time that libflashcore itself needs is measured, and a second figure of our functions is without it: the way there, which
+is the same for a GPU but for the stream. Compare the first figures with one another, and never the second with SDPA's.
+On a GPU a call returns when the kernel is enqueued.
 Calls of all functions alternate in short batches; a figure is the median of the quietest quarter of its batches, with the
 best beside it.
 """
@@ -154,13 +155,13 @@ def main() -> None:
     print("torch.ops: kernels " + ("of libtorch's C interface" if _stable.is_registered("forward") else "in Python"))
     for name, library in base.items():
         if library:
-            print(f"libflashcore itself, {name}: {library['us']:.2f} us, subtracted below")
-    print(f"{'host cost of a call':38}{'us':>8}{'best':>8}")
+            print(f"libflashcore itself, {name}: {library['us']:.2f} us")
+    print(f"{'us a call':38}{'whole':>8}{'best':>8}{'without the library':>22}")
     for name, figure in figures.items():
         of = base[_base_of(name)] if name not in OTHERS else None
         if of:
-            figure["us"], figure["best_us"] = figure["us"] - of["us"], figure["best_us"] - of["best_us"]
-        print(f"{name:38}{figure['us']:8.2f}{figure['best_us']:8.2f}")
+            figure["way_us"] = figure["us"] - of["us"]
+        print(f"{name:38}{figure['us']:8.2f}{figure['best_us']:8.2f}" + (f"{figure['way_us']:22.2f}" if of else ""))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "python": sys.version, "host_us": figures}, file, indent=1)

@@ -68,6 +68,17 @@ def test_operands(random):
     close(lse, expected_lse, "float32")
 
 
+@pytest.mark.parametrize("rows", [(100, 300), (300, 100)], ids=str)
+def test_alibi_has_the_alignment_without_a_mask(random, rows):
+    """Distances are counted from row 0 at key 0 with top_left, a mask or not."""
+    q, k, v = randn(random, 1, rows[0], 2, 32), randn(random, 1, rows[1], 2, 32), randn(random, 1, rows[1], 2, 32)
+    slopes = randn(random, 2) ** 2
+    for alignment in ("top_left", "bottom_right"):
+        out = flashcore.attention(q, k, v, layout="bshd", alibi_slopes=slopes, alignment=alignment)
+        expected, _ = attend_batch(q, k, v, slopes=slopes, top_left=alignment == "top_left")
+        close(out, expected, "float32")
+
+
 def test_packed_sequences(random):
     lengths_q, lengths_k = [130, 0, 1, 77], [301, 5, 260, 77]
     cu_q, cu_k = (np.cumsum([0] + lengths).astype(np.int32) for lengths in (lengths_q, lengths_k))

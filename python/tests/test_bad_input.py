@@ -181,6 +181,125 @@ def test_what_is_no_tensor(case):
         function(q, [1.0], v)
 
 
+NUMBERS = {
+    "window_size": [5, "a", "ab", (1,), (1, 2, 3), (1.5, 0), None, ("1", 0)],
+    "scale": ["x", (1,), [0.5]],
+    "softcap": ["x", (1,), None],
+}
+
+
+def test_what_is_no_number(case):
+    name, function, tensors, _, _ = case
+    is_compat = name[:3] in ("fa2", "fa3")
+    if not is_compat and name != "attention":
+        # torch's own words for its operators.
+        with pytest.raises(RuntimeError, match="scale"):
+            function(*tensors, scale="x")
+        return
+    for argument, values in NUMBERS.items():
+        argument = "softmax_scale" if is_compat and argument == "scale" else argument
+        wanted = "(left, right), two integers, -1 for no limit" if argument == "window_size" else "a number"
+        for value in values:
+            with pytest.raises(flashcore.InvalidArgument) as caught:
+                function(*tensors, **{argument: value})
+            assert str(caught.value) == f"{argument} is {value!r}; it must be {wanted}"
+    import numpy as np
+
+    for window, scale in (((3, 0), 0.5), ([3, 0], 0.5), ((np.int64(3), torch.tensor(0)), np.float32(0.5)), ((3, 0), np.float64(0.5))):
+        result = function(*tensors, window_size=window, **{"softmax_scale" if is_compat else "scale": scale})
+        expected = function(*tensors, window_size=(3, 0), **{"softmax_scale" if is_compat else "scale": 0.5})
+        assert torch.equal(*(x[0] if isinstance(x, tuple) else x for x in (result, expected)))
+
+
+def test_numbers_of_arrays():
+    q = torch.randn(1, 4, 8, 64).numpy()
+    for argument, values in NUMBERS.items():
+        for value in values:
+            with pytest.raises(flashcore.InvalidArgument) as caught:
+                flashcore.attention(q, q, q, **{argument: value})
+            assert str(caught.value).startswith(f"{argument} is {value!r}; it must be ")
+    ends = torch.tensor([0, 8], dtype=torch.int32).numpy()
+    for value in ("a", -5, 2.5, 2**64):
+        with pytest.raises(flashcore.InvalidArgument, match="max_seqlen_k is .*; it must be an integer from 0 on"):
+            flashcore.attention(q[0, 0][:, None], q[0, 0][:, None], q[0, 0][:, None], cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_k=value)
+    far = flashcore.attention(q, q, q, window_size=(2**70, 0))
+    assert (far == flashcore.attention(q, q, q, causal=True)).all()
+
+
+def test_negative_lengths_are_printed_as_such():
+    q = torch.randn(8, 2, 64)
+    for offsets, message in (([0, -5], "cu_seqlens_q falls from 0 to -5|cu_seqlens_q of sequence 0 is -5"), ([-5, 8], "cu_seqlens_q begins with -5 ")):
+        ends = torch.tensor(offsets, dtype=torch.int32)
+        for _ in range(2):
+            with pytest.raises(flashcore.InvalidArgument, match=message):
+                ft.varlen_forward(q, q, q, ends, ends, 8, 8)
+    cache = torch.randn(1, 8, 2, 64)
+    with pytest.raises(flashcore.InvalidArgument, match="sequence 0 uses -5 "):
+        ft.kvcache_forward(cache[:, :1], cache, cache.clone(), cache[:, :1], cache[:, :1], torch.tensor([-5], dtype=torch.int32))
+
+
+def test_a_freed_tensor(case):
+    """By the name that the caller knows, in the first call and in those of a kind that was seen."""
+    name, function, (q, k, v), (k_name, _), _ = case
+    if "varlen" in name or name in ("append and attend", "float8_kvcache_forward"):
+        pytest.skip("rows are cut out of a tensor, which torch refuses for a freed one")
+    for index, argument in ((0, "q"), (1, "k"), (2, "v")):
+        tensors = [x.clone() for x in (q, k, v)]
+        tensors[index].untyped_storage().resize_(0)
+        for _ in range(2):
+            with pytest.raises(flashcore.InvalidArgument, match=f"^{argument} is null and has [0-9]+ bytes; it must not be null"):
+                function(*tensors)
+
+
+def test_descales_of_other_types():
+    q, scale = torch.randn(1, 8, 2, 64), torch.ones(1, 2)
+    for descale in ("q_descale", "k_descale", "v_descale"):
+        with pytest.raises(flashcore.Unsupported, match=f"{descale} is given and {descale[0]} is torch.float32; descales are for FP8 tensors: leave it out"):
+            fa3.flash_attn_func(q, q, q, **{descale: scale})
+
+
+def test_appends_of_float64():
+    q, cache = torch.randn(1, 1, 2, 64).double(), torch.zeros(1, 8, 2, 64).double()
+    used = torch.tensor([3], dtype=torch.int32)
+    message = "is float64; rows that are appended must be float16, bfloat16 or float32: convert it"
+    for call in (
+        lambda: ft.kvcache_forward(q, cache, cache.clone(), q, q, used),
+        lambda: fa2.flash_attn_with_kvcache(q, cache, cache.clone(), q, q, cache_seqlens=3),
+        lambda: ft.append(q[0], q[0], cache, cache.clone(), torch.arange(1)),
+    ):
+        with pytest.raises(flashcore.InvalidArgument, match=message):
+            call()
+    assert ft.kvcache_forward(q, cache, cache, cache_seqlens=used)[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_bias_is_broadcast_and_converted(dtype):
+    q, codes = torch.randn(2, 8, 2, 64), torch.randn(2, 8, 2, 64).to(torch.float8_e4m3fn)
+    bias = torch.randn(2, 2, 8, 8).to(dtype)
+    functions = {
+        "forward": lambda bias: ft.forward(q, q, q, bias=bias)[0],
+        "ops.forward": lambda bias: ops.forward(q, q, q, bias=bias)[0],
+        "attention": lambda bias: flashcore.attention(q, q, q, layout="bshd", bias=bias),
+        "attention, out": lambda bias: flashcore.attention(q, q, q, layout="bshd", bias=bias, out=torch.empty_like(q)),
+        "float8": lambda bias: ops.float8_forward(q, codes, codes, bias=bias)[0],
+    }
+    for name, call in functions.items():
+        for given in (bias, bias[:1], bias[0], bias[0, :1], bias[1, 1], bias[0, 0, 0], bias[..., :1], bias[:, :, :1], bias[0, 0, 0, 0]):
+            whole = given.float().expand(2, 2, 8, 8).contiguous()
+            expected = functions["float8" if name == "float8" else "forward"](whole)
+            for _ in range(2):
+                assert torch.equal(call(given), expected), (name, given.shape)
+            # Other values under the same shape: a launch that is kept has no bias of an earlier call.
+            assert torch.equal(call(given * 2), functions["float8" if name == "float8" else "forward"](whole * 2)), (name, given.shape)
+    compiled = torch.compile(lambda bias: ft.forward(q, q, q, bias=bias)[0], fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(bias[0]), functions["forward"](bias[0]))
+    for name in ("forward", "attention", "float8"):
+        with pytest.raises(flashcore.InvalidArgument, match="bias is bool, a mask; pass numbers that are added: 0 where"):
+            functions[name](bias > 0)
+        with pytest.raises(flashcore.InvalidArgument, match=r"bias has shape \(1, 2, 2, 8, 8\); it must be|bias has shape"):
+            functions[name](bias[None])
+
+
 def test_layouts_without_strides():
     q = torch.randn(1, 8, 2, 64)
     for function in (fa2.flash_attn_func, fa3.flash_attn_func):

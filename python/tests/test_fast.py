@@ -349,3 +349,14 @@ def test_lengths_are_checked_in_every_call():
         flash_attn.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor([lengths], dtype=torch.int32), block_table=table)
     with pytest.raises(flashcore.InvalidArgument, match="a sequence has 65 keys .* block_table"):
         flash_attn.flash_attn_with_kvcache(q, *pages, cache_seqlens=torch.tensor([65], dtype=torch.int32), block_table=table)
+
+
+def test_bench_host_compares_whole_calls(tmp_path):
+    """The library's own time is in every figure, or in none: SDPA's figure has its computation in it."""
+    file = tmp_path / "figures.json"
+    program = [sys.executable, "-m", "flashcore.bench_host", "--batches", "4", "--json", str(file)]
+    subprocess.run(program, check=True, capture_output=True, cwd=tmp_path)
+    figures = json.loads(file.read_text())["host_us"]
+    assert "torch SDPA" in figures and "way_us" not in figures["torch SDPA"]
+    for name in ("flash_attn_func", "torch.ops.flashcore.forward", "flash_attn_with_kvcache"):
+        assert figures[name]["us"] > figures[name]["way_us"]

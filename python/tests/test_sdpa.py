@@ -1,5 +1,7 @@
 """flashcore as torch's flash implementation: its operators on CPU tensors, and the registry."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -90,7 +92,11 @@ def test_registry():
         pytest.skip(f"torch {torch.__version__} has no registry")
     assert "flashcore" in attention.list_flash_attention_impls()
     assert attention.current_flash_attention_impl() is None, "nothing is active before somebody asks"
-    attention.activate_flash_attention_impl("flashcore")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        attention.activate_flash_attention_impl("flashcore")
+    is_said = any("nothing changes for CPU tensors" in str(warning.message) for warning in seen)
+    assert is_said != torch.cuda.is_available(), "without a GPU nothing changes, which is said"
     try:
         assert attention.current_flash_attention_impl() == "flashcore"
         kernels = torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention_backward")

@@ -4,6 +4,14 @@ use crate::expression::MOST_STEPS;
 use crate::{DType, DTypes, Shape};
 use std::fmt;
 
+/// A length or an offset in words. One past the largest of 32 signed bits was most likely written as a negative one.
+fn signed(value: u32) -> String {
+    match i32::try_from(value) {
+        Ok(value) => value.to_string(),
+        Err(_) => format!("{} ({value} without its sign)", value.cast_signed()),
+    }
+}
+
 /// One mistake in a [`Problem`](crate::Problem).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -304,7 +312,9 @@ pub enum TensorError {
         expected: crate::PositionType,
     },
     /// A batch has more keys than `key_length`.
-    #[error("the key length of batch {batch} is {length}; it may be at most key_length, which is {key_length}")]
+    #[error(
+        "the key length of batch {batch} is {}; it may be at most key_length, which is {key_length}", signed(*length)
+    )]
     KeyLength {
         /// The batch.
         batch: usize,
@@ -315,8 +325,8 @@ pub enum TensorError {
     },
     /// A sequence has no room for its new keys.
     #[error(
-        "sequence {sequence} uses {length} rows of the cache and gets {new} more; key_length is {key_length}: plan for \
-         longer sequences, or append less"
+        "sequence {sequence} uses {} rows of the cache and gets {new} more; key_length is {key_length}: plan for longer \
+         sequences, or append less", u32::try_from(*length).map_or_else(|_| length.to_string(), signed)
     )]
     CacheFull {
         /// The sequence.
@@ -344,7 +354,7 @@ pub enum TensorError {
         row: usize,
     },
     /// The offsets of packed sequences do not begin with 0.
-    #[error("{tensor} begins with {first}; it must begin with 0")]
+    #[error("{tensor} begins with {}; it must begin with 0", signed(*first))]
     FirstOffset {
         /// The tensor.
         tensor: &'static str,
@@ -353,7 +363,8 @@ pub enum TensorError {
     },
     /// The offsets of packed sequences fall.
     #[error(
-        "{tensor} falls from {begin} to {end} at sequence {sequence}; each sequence must begin where the last ended"
+        "{tensor} falls from {} to {} at sequence {sequence}; each sequence must begin where the last ended",
+        signed(*begin), signed(*end)
     )]
     OffsetsFall {
         /// The tensor.
@@ -366,7 +377,7 @@ pub enum TensorError {
         end: u32,
     },
     /// A number of a sequence is beyond its bound.
-    #[error("{tensor} of sequence {sequence} is {value}; it may be at most {most}, {bound}")]
+    #[error("{tensor} of sequence {sequence} is {}; it may be at most {most}, {bound}", signed(*value))]
     BeyondBound {
         /// The tensor.
         tensor: &'static str,
@@ -446,5 +457,21 @@ impl fmt::Display for Shape {
             "{} batches, {} heads, {} rows and {} columns",
             self.batch, self.heads, self.rows, self.columns
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_were_negative_are_told_so() {
+        for (value, text) in [
+            (0, "cu_seqlens_q begins with 0; it must begin with 0"),
+            (0x7fff_ffff, "cu_seqlens_q begins with 2147483647; it must begin with 0"),
+            (0xffff_fffb, "cu_seqlens_q begins with -5 (4294967291 without its sign); it must begin with 0"),
+        ] {
+            assert_eq!(TensorError::FirstOffset { tensor: "cu_seqlens_q", first: value }.to_string(), text);
+        }
     }
 }

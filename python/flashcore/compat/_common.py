@@ -7,7 +7,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._errors import InvalidArgument, Unsupported
+from .._resolve import check_number
+from .._resolve import window_sides as sides
 from ..torch import forward, kvcache_forward, varlen_forward
+from ..torch._dispatch import autocast
 from ..torch._launch import check_given, refuse_grad
 from ..torch._namespace import OPERATORS
 from . import _chunks
@@ -31,6 +34,13 @@ def refuse_given(**arguments: Any) -> None:
             raise Unsupported(f"{name} is {value}; flashcore does not have it: leave it out")
 
 
+def refuse_descales(q: torch.Tensor, **descales: "Optional[torch.Tensor]") -> None:
+    """Refuses descales of tensors that are not FP8."""
+    for name, descale in descales.items():
+        if descale is not None:
+            raise Unsupported(f"{name} is given and {name[0]} is {q.dtype}; descales are for FP8 tensors: leave it out")
+
+
 def adjacent(x: torch.Tensor) -> torch.Tensor:
     """Columns side by side, as FlashAttention makes them; the head dim a multiple of 8 on GPUs."""
     if x.stride(-1) != 1:
@@ -50,6 +60,13 @@ def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
     return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
 
+def check_numbers(scale: Any, softcap: Any) -> None:
+    """Refuses what is no number."""
+    if scale is not None:
+        check_number("softmax_scale", scale)
+    check_number("softcap", softcap)
+
+
 MOST_VALUE_COLUMNS = 256  # of a kernel of GPUs
 
 
@@ -63,19 +80,18 @@ def _by_columns(attend: "Callable[[torch.Tensor], Any]", v: torch.Tensor) -> "Tu
     return torch.cat([out for out, _ in parts], -1), parts[0][1]
 
 
-def sides(window: "Sequence[Any]") -> "Tuple[int, int]":
-    """Left and right of a window, which may be tensors."""
-    left, right = window
-    return (int(left), int(right)) if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) else (left, right)
-
-
 class _Refusing(torch.autograd.Function):
     """The output of a call in parts, whose gradient is refused like that of one call."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(q, k, v)
+    def forward(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
@@ -100,6 +116,7 @@ def dense(
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of `[batch, row, head, column]`, by `attend`: `forward`, or what stands for it."""
     check_given(q=q, k=k, v=v)
+    check_numbers(scale, softcap)
     left, right = sides(window)
     value_dim = v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
@@ -140,6 +157,7 @@ def packed(
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Attention of packed sequences, over packed keys or pages, by `attend`: `varlen_forward`, or what stands for it."""
     check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
+    check_numbers(scale, softcap)
     scale, value_dim = scale_of(q, scale), v.shape[-1]
     if value_dim > MOST_VALUE_COLUMNS and _has_limit(v):
         lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -163,6 +181,7 @@ def packed(
     elif is_batched and slopes is not None:
         if leftpad_k is not None:
             raise Unsupported("alibi_slopes of each batch with leftpad_k; pass slopes of shape (heads,)")
+        q, k, v = autocast(q, k, v)
         with torch.no_grad():
             out, lse = _packed_by_sequence(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, bounds, scale, causal, left, right, softcap, slopes, return_lse,
@@ -234,6 +253,7 @@ def cached(
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Append to a KV cache and attend it, by `attend`: `kvcache_forward`, or what stands for it."""
     check_given(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_numbers(scale, softcap)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
             raise InvalidArgument(f"the columns of {name} are {cache.stride(-1)} elements apart; they must be adjacent")

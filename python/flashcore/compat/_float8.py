@@ -8,16 +8,17 @@ import torch
 
 from .._errors import Unsupported
 from ..torch._float8 import forward, is_float8, kvcache_forward
-from ._common import sides
+from ._common import check_numbers, refuse_descales, sides
 
 __all__ = ["cached", "dense", "is_float8", "packed"]
 
 
-def _refuse(q: torch.Tensor, chunk: int, **descales: "Optional[torch.Tensor]") -> None:
+def _refuse(q: torch.Tensor, scale: Any, softcap: Any, chunk: int, **descales: "Optional[torch.Tensor]") -> None:
+    check_numbers(scale, softcap)
     if chunk:
         raise Unsupported(f"attention_chunk is {chunk} and tensors are FP8; pass 0, or use 16 bits")
-    if q.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) and descales.get("q_descale") is not None:
-        raise Unsupported(f"q_descale is given and q is {q.dtype}; descales are for FP8 tensors: leave it out")
+    if not is_float8(q):
+        refuse_descales(q, **descales)
 
 
 def dense(
@@ -25,7 +26,7 @@ def dense(
     q_descale: Any, k_descale: Any, v_descale: Any,
 ) -> Any:  # fmt: skip
     """Attention of `[batch, row, head, column]`."""
-    _refuse(q, chunk, q_descale=q_descale)
+    _refuse(q, scale, softcap, chunk, q_descale=q_descale)
     return forward(
         q, k, v, q_descale, k_descale, v_descale, None, None, None, None, scale, causal, *sides(window), softcap, False, None,
         None, None, None, None, None, None, None, return_lse,
@@ -38,7 +39,7 @@ def packed(
     v_descale: Any,
 ) -> Any:  # fmt: skip
     """Attention of packed sequences."""
-    _refuse(q, chunk, q_descale=q_descale)
+    _refuse(q, scale, softcap, chunk, q_descale=q_descale)
     return forward(
         q, k, v, q_descale, k_descale, v_descale, cu_q, cu_k, int(max_q), int(max_k), scale, causal, *sides(window), softcap,
         False, None, None, None, used_q, used_k, None, None, None, return_lse,
@@ -51,7 +52,7 @@ def cached(
     cu_k_new: Any, max_q: Any, rotary_seqlens: Any, chunk: int, q_descale: Any, k_descale: Any, v_descale: Any,
 ) -> Any:  # fmt: skip
     """Append to an FP8 cache, whose scales are the descales, and attention over it."""
-    _refuse(q, chunk, q_descale=q_descale)
+    _refuse(q, scale, softcap, chunk, q_descale=q_descale)
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)

@@ -11,7 +11,7 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 
-from .._errors import Unsupported
+from .._errors import NoBackward, Unsupported
 from ..torch._fast import is_dynamo_compiling
 from . import _short, bert_padding
 from ._common import dense, packed, refuse_dropout
@@ -248,6 +248,14 @@ def _flash_attn_varlen_forward(
         alibi_slopes, True, None, seqused_k, block_table, leftpad_k=leftpad_k,
     )  # fmt: skip
     return out, lse, None, None
+
+
+def _wrapped_flash_attn_backward(*arguments: Any, **options: Any) -> Any:
+    """Refuses: diffusers imports the name beside `_wrapped_flash_attn_forward`."""
+    raise NoBackward("flashcore computes the forward pass only, and a gradient was asked of it; call it under torch.no_grad()")
+
+
+_wrapped_flash_attn_forward = _flash_attn_forward
 
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:

@@ -16,7 +16,7 @@ from .._errors import InvalidArgument
 from ..torch import merge
 from ..torch._fast import is_dynamo_compiling
 from . import _float8, _short
-from ._common import refuse_given
+from ._common import refuse_descales, refuse_given
 
 __all__ = [
     "flash_attn_combine",
@@ -62,7 +62,8 @@ def flash_attn_func(
         )  # fmt: skip
         return result if return_attn_probs else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
-        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        refuse_given(qv=qv)
+        refuse_descales(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _dense_python if is_dynamo_compiling() else _dense
     return call(q, k, v, softmax_scale, causal, window_size, softcap, None, return_attn_probs, attention_chunk)
 
@@ -130,7 +131,8 @@ def flash_attn_varlen_func(
         )  # fmt: skip
         return result if return_attn_probs else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
-        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        refuse_given(qv=qv)
+        refuse_descales(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _packed_python if is_dynamo_compiling() else _packed
     return call(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap,
@@ -202,7 +204,8 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         return result if return_softmax_lse else result[0]
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
-        refuse_given(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        refuse_given(qv=qv)
+        refuse_descales(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = _cached_python if is_dynamo_compiling() else _cached
     return call(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,

@@ -18,6 +18,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import InvalidArgument
+from .._resolve import check_number, window_sides
 from . import _float8, _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
 from ._namespace import NAMESPACE, OPERATORS
@@ -185,7 +186,10 @@ def attention(
     if alignment not in ("bottom_right", "top_left"):
         raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
     is_packed, is_bhsd = cu_seqlens_q is not None, layout == "bhsd"
-    left, right = window_size
+    left, right = window_sides(window_size)
+    if scale is not None:
+        check_number("scale", scale)
+    check_number("softcap", softcap)
     if kv_dtype is not None:
         k, v = _float8.codes("k", k, kv_dtype), _float8.codes("v", v, kv_dtype)
     scales = (q_scale, k_scale, v_scale)

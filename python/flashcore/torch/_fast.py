@@ -18,6 +18,7 @@ import torch
 
 from .. import _library as lib
 from .._plans import CACHE, Plan
+from ._dispatch import is_dual, is_transformed
 
 _Tensor = torch.Tensor
 _NAMES = (
@@ -47,11 +48,19 @@ except AttributeError:
         return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-# Functions that say whether something beside the kernel sees a call: modes, and tracers of graphs.
-_LISTENERS = tuple(
-    getattr(torch._C, name)
-    for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_is_tracing")
-    if hasattr(torch._C, name)
+def _is_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+# Functions that say whether something beside the kernel sees a call: modes, tracers of graphs, autocast, tangents.
+_LISTENERS = (
+    *(
+        getattr(torch._C, name)
+        for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_is_tracing")
+        if hasattr(torch._C, name)
+    ),
+    getattr(torch._C, "_is_any_autocast_enabled", _is_autocast),
+    is_dual,
 )
 
 
@@ -99,7 +108,7 @@ def is_plain(tensors: "Sequence[Any]") -> bool:
     """True for an eager call of plain tensors that need no grad: nothing but the kernel would see the call."""
     given = [tensor for tensor in tensors if tensor is not None]
     is_watched = _is_grad_enabled()
-    return not any(listener() for listener in _LISTENERS) and all(
+    return not is_transformed() and not any(listener() for listener in _LISTENERS) and all(
         type(tensor) is _Tensor
         and (tensor.is_cpu or tensor.is_cuda)
         and not tensor.is_neg()

@@ -15,7 +15,7 @@ from .._errors import InvalidArgument
 from .._resolve import Options
 from ._fast import is_dynamo_compiling, launch_of, operation, places_of
 from ._kvcache import APPENDED, ROTARY_TO_RESULTS, append_and_attend, check_append
-from ._launch import FLOAT8, attend, check_given, refuse_grad
+from ._launch import FLOAT8, attend, bias_of, check_given
 from ._namespace import OPERATORS
 from ._ops import OPTIONS, PAGES, QUERY_KEY_VALUE, define_launched, fake_of, new_outputs, operands_of
 
@@ -65,13 +65,13 @@ def miss_forward(
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over FP8 keys and values, dense, packed or paged, under a query of any type."""
     check_given(q=q, k=k, v=v)
-    refuse_grad(q, k, v, q_scale, k_scale, v_scale, alibi_slopes, sinks, bias)
     is_packed = cu_seqlens_q is not None
     if q.dim() != (3 if is_packed else 4):
         raise InvalidArgument(
             f"q has shape {tuple(q.shape)}; it must be [batch, row, head, column], or [row, head, column] with cu_seqlens_q"
         )
     out, lse = new_outputs(q, v.shape[-1], is_packed, return_lse, seqused_q is not None, out_dtype)
+    bias, is_converted = bias_of(bias)
     operands = operands_of(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, sinks=sinks, bias=bias,
         seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k, kv_batch_idx=kv_batch_idx, page_table=page_table,
@@ -81,8 +81,8 @@ def miss_forward(
         q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
         max_seqlen_q, max_seqlen_k, operands,
     )  # fmt: skip
-    if seqused_q is not None:
-        return (out, lse), None  # rows that are not written were filled
+    if seqused_q is not None or is_converted:
+        return (out, lse), None  # as for `_ops.miss_forward`
     return (out, lse), launch_of(plan, _FORWARD, 26, (out, lse), True, out.dtype != q.dtype)
 
 
@@ -120,7 +120,6 @@ def miss_kvcache_forward(
     Scales are given, or with `compute_scales` `[batch or page, row, head]`, of which those of new rows are written.
     """
     check_given(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    refuse_grad(q, k_cache, v_cache, k, v, k_scale, v_scale, alibi_slopes, sinks)
     check_append(k, rotary_cos, rotary_sin, cache_seqlens)
     is_packed = cu_seqlens_q is not None
     out, lse = new_outputs(q, v_cache.shape[-1], is_packed, return_lse, False)

@@ -12,7 +12,7 @@ from .._errors import InvalidArgument
 from .._plans import CACHE, KVCACHE, Plan
 from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
 from ._fast import launch_of, places_of
-from ._launch import attend, check_given, describe, refuse_grad, run
+from ._launch import attend, check_given, describe, run
 from ._ops import MASK, define_launched, fake_of, new_outputs, operands_of
 from ._serving import value_offset
 
@@ -68,6 +68,11 @@ def _append_problem(
     attention: lib.Problem, k_cache: Tensor, v_cache: Tensor, new: "Dict[str, Tensor]", is_interleaved: bool
 ) -> lib.KvCacheProblem:
     dtype, device = attention.dtype, k_cache.device
+    if dtype == lib.F64:
+        raise InvalidArgument(
+            "q is float64; rows that are appended must be float16, bfloat16 or float32: convert it, or write the cache "
+            "before and attend it without k and v"
+        )
     for name, tensor in new.items():
         if name in ("new_key", "new_value"):
             check_tensor(_ARGUMENTS[name], tensor, dtype, device)
@@ -188,7 +193,6 @@ def miss_kvcache_forward(
 ) -> "Tuple[Tuple[torch.Tensor, torch.Tensor], Any]":
     """Attention over a KV cache, after `k` and `v` were appended to it."""
     check_given(q=q, k_cache=k_cache, v_cache=v_cache)
-    refuse_grad(q, k_cache, v_cache, k, v, alibi_slopes, sinks)
     if (k is None) != (v is None):
         raise InvalidArgument("one of k and v is given; both must be, or none")
     check_append(k, rotary_cos, rotary_sin, cache_seqlens)

@@ -72,6 +72,15 @@ def of_one_device(function: Any, fake: Any) -> Any:
     return checked
 
 
+def bias_of(bias: "Optional[torch.Tensor]") -> "Tuple[Optional[torch.Tensor], bool]":
+    """A bias of four dimensions, the first ones of size 1 where it has fewer, and whether one of 16 bits was converted."""
+    if not isinstance(bias, torch.Tensor):
+        return bias, False
+    is_converted = bias.dtype in (torch.float16, torch.bfloat16)
+    bias = bias.float() if is_converted else bias
+    return bias[(None,) * (4 - bias.dim())], is_converted
+
+
 def run(plan: Plan, addresses: "List[int]", device: int) -> None:
     """Runs a plan, on the GPU on the current stream of its device."""
     if device < 0:

@@ -13,9 +13,9 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .._errors import NoBackward
-from . import _stable
+from . import _dispatch, _stable
 from ._fast import launch_of, operation, places_of
-from ._launch import FLOAT8, attend, check_given, check_out, of_one_device, refuse_grad
+from ._launch import FLOAT8, attend, bias_of, check_given, check_out, of_one_device
 from ._namespace import LIB, NAMESPACE, OPERATORS
 
 MASK = "float? scale=None, bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0"
@@ -26,32 +26,27 @@ OPTIONS = (
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
-def define(name: str, schema: str, implementation: Any, fake: Any) -> None:
+def define(name: str, schema: str, implementation: Any, fake: Any, refuses_grad: bool = True) -> None:
     """Defines an operator with one implementation for the CPU and CUDA, and its fake."""
     LIB.define(f"{name}{schema}", tags=_TAGS)
     for key in ("CPU", "CUDA"):
         LIB.impl(name, implementation, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(implementation, fake), lib=LIB)
+    if refuses_grad:
+        _dispatch.refuse_grad(name)
 
 
 def define_launched(name: str, schema: str, miss: Any, fake: Any, refuses_grad: bool = False) -> None:
     """Defines an operator whose launches are kept: a kernel of C where torch's C interface is there, else a builtin."""
     LIB.define(f"{name}{schema}", tags=_TAGS)
-    if not _stable.register(NAMESPACE, name, getattr(OPERATORS, name).default._schema, miss, refuses_grad):
+    if not _stable.register(NAMESPACE, name, getattr(OPERATORS, name).default._schema, miss):
         function = operation(miss)
         for key in ("CPU", "CUDA"):
-            LIB.impl(name, _refusing_grad(function) if refuses_grad else function, key)
+            LIB.impl(name, function, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", of_one_device(miss, fake), lib=LIB)
-
-
-def _refusing_grad(function: Any) -> Any:
-    """A function that refuses tensors that require grad in every call: a launch that is known does not look at them."""
-
-    def checked(*arguments: Any) -> Any:
-        refuse_grad(*(x for x in arguments if isinstance(x, torch.Tensor)))
-        return function(*arguments)
-
-    return checked
+    if refuses_grad:
+        _dispatch.refuse_grad(name)
+    _dispatch.honour_autocast(name)
 
 
 def operands_of(**tensors: "Optional[torch.Tensor]") -> "list[Tuple[str, torch.Tensor]]":
@@ -106,6 +101,7 @@ def miss_forward(
         out, lse = new_outputs(q, v.shape[-1], False, return_lse, seqused_q is not None)
     else:
         out, lse = q.new_empty(q.shape), q  # the plan says what is wrong with the shapes
+    bias, is_converted = bias_of(bias)
     operands = operands_of(
         alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
@@ -113,8 +109,8 @@ def miss_forward(
         q, k, v, out, lse if return_lse else None, scale, causal, window_left, window_right, softcap, top_left,
         operands=operands,
     )  # fmt: skip
-    if seqused_q is not None:
-        return (out, lse), None  # rows that are not written were filled
+    if seqused_q is not None or is_converted:
+        return (out, lse), None  # rows that are not written were filled, or a launch has another bias than its arguments
     return (out, lse), launch_of(plan, _FORWARD, 16, (out, lse), True)
 
 
@@ -154,13 +150,12 @@ def forward_out(
 ) -> None:
     """Attention into `out`, which may have any strides, and `lse`, which is contiguous."""
     check_given(q=q, k=k, v=v, out=out)
-    refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
         check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]), torch.float32, q.device)
         _check_contiguous("lse", lse)
     operands = operands_of(
-        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
+        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias_of(bias)[0], seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
     attend(q, k, v, out, lse, scale, causal, window_left, window_right, softcap, top_left, operands=operands)
 
@@ -241,7 +236,6 @@ def varlen_forward_out(
 ) -> None:
     """`varlen_forward` into `out` and `lse`. Rows that no sequence has are not written."""
     check_given(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, out=out)
-    refuse_grad(q, k, v, out, sinks)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     if lse is not None:
         check_out("lse", lse, (q.shape[1], q.shape[0]), torch.float32, q.device)
@@ -282,12 +276,11 @@ def continue_forward(
 ) -> None:
     """Attention over more keys: `out` and `lse`, of attention over others, become those over all of them."""
     check_given(q=q, k=k, v=v, out=out, lse=lse)
-    refuse_grad(q, k, v, out, sinks, bias)
     check_out("out", out, (*q.shape[:-1], v.shape[-1]), q.dtype, q.device)
     check_out("lse", lse, (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (), torch.float32, q.device)
     _check_contiguous("lse", lse)
     operands = operands_of(
-        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias, seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
+        alibi_slopes=alibi_slopes, sinks=sinks, bias=bias_of(bias)[0], seqused_q=seqused_q, seqused_k=seqused_k, leftpad_k=leftpad_k
     )
     attend(
         q, k, v, out, lse, scale, causal, window_left, window_right, softcap, top_left, operands=operands,
@@ -330,6 +323,7 @@ define(
     "(Tensor grad, Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor, Tensor)",
     _no_backward,
     lambda grad, q, k, v: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)),
+    refuses_grad=False,
 )
 
 
@@ -346,4 +340,4 @@ def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
 
 
 for _name in ("forward", "varlen_forward"):
-    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_save, lib=LIB)
+    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _backward, setup_context=_save, lib=_dispatch.Refusing(False))

@@ -7,6 +7,7 @@ Packed and nested tensors (`_flash_attention_forward`) keep torch's kernels, for
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Optional, Tuple
 
 import torch
@@ -83,6 +84,12 @@ def _backward(*arguments: Any, **options: Any) -> Any:
 
 def activate(key: str = "CUDA") -> Handle:
     """Puts our kernels in the place of torch's; `activate_flash_attention_impl` calls it."""
+    if key == "CUDA" and not torch.cuda.is_available():
+        warnings.warn(
+            "torch has a flash implementation for CUDA tensors alone, and sees no GPU: nothing changes for CPU tensors; call "
+            "flashcore.attention or torch.ops.flashcore.forward for them",
+            stacklevel=2,
+        )
     library = torch.library.Library("aten", "IMPL", key)
     library.impl("_scaled_dot_product_flash_attention", _forward, key)
     library.impl("_scaled_dot_product_flash_attention_backward", _backward, key)

@@ -11,8 +11,8 @@ import torch
 from .. import _library as lib
 from .._errors import InvalidArgument
 from .._plans import APPEND, CACHE, MERGE, Plan
-from .._resolve import Tensor, check_scale, check_tensor, extent, row_strides, scale_strides
-from ._launch import check_out, describe, refuse_grad, run
+from .._resolve import Tensor, check_scale, check_tensor, dtype_name, extent, row_strides, scale_strides
+from ._launch import check_out, describe, run
 from ._ops import define
 
 _find = CACHE.find
@@ -43,7 +43,6 @@ def append(
     k_scale and v_scale, float32 of one element, `[head]` or `[page, row, head]`, and rounded, saturating. With
     compute_scales, both are `[page, row, head]`, and the scale of each row and head is computed and written.
     """
-    refuse_grad(k, v, k_cache, v_cache, q)
     result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
     named = {
         "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
@@ -95,8 +94,8 @@ def _append_plan(
 ) -> Plan:
     k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
     q, slots = named.get("query"), named["slot_mapping"]
-    if k.dtype not in lib.ITEM_BYTES:
-        raise InvalidArgument(f"k is {k.dtype}; it must be float16, bfloat16 or float32: convert it")
+    if k.dtype not in (lib.F16, lib.BF16, lib.F32):
+        raise InvalidArgument(f"k is {dtype_name(k.dtype)}; rows that are appended must be float16, bfloat16 or float32: convert it")
     dtype: int = k.dtype  # type: ignore[assignment]
     for name, tensor in named.items():
         if name in ("key_cache", "value_cache") and tensor.dtype in lib.FLOAT8:
@@ -220,7 +219,6 @@ def merge(
 
 def merge_out(parts: torch.Tensor, lses: torch.Tensor, *, out: torch.Tensor, lse: "Optional[torch.Tensor]" = None) -> None:
     """`merge` into `out` and `lse`."""
-    refuse_grad(parts, lses, out)
     check_out("out", out, tuple(parts.shape[1:]), out.dtype, parts.device)
     if lse is not None:
         check_out("lse", lse, tuple(lses.shape[1:]), torch.float32, parts.device)

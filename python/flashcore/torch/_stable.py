@@ -21,6 +21,7 @@ import torch
 from .. import _library as lib
 from .._plans import CACHE
 from . import _fast
+from ._dispatch import is_transformed
 
 _KEYS = (b"CPU", b"CUDA")
 # Of a schema's argument: the letter that the kernel knows, and how Python reads its 64 bits.
@@ -114,11 +115,8 @@ def _fail(status: int) -> bytes:
     return _keep(lib.error_of(status))
 
 
-def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]", refuses_grad: bool) -> bool:
-    """Registers a kernel for an operator that is defined; false if it has to be implemented in Python.
-
-    With `refuses_grad`, `miss` looks at tensors in every call for which grad is enabled.
-    """
+def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]") -> bool:
+    """Registers a kernel for an operator that is defined; false if it has to be implemented in Python."""
     # A type of elements is an integer but for its real type, and lengths of graphs are integers but for theirs.
     names = [(str(argument.type), str(argument.real_type)) for argument in schema.arguments]
     types = [_TYPES.get(real if "ScalarType" in real else name) for name, real in names]
@@ -146,7 +144,7 @@ def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]",
 
     letters = b"".join(kind[0] for kind in types if kind)
     settings = (
-        namespace.encode(), name.encode(), _KEYS, letters, refuses_grad, interface.stream, interface.is_capturing, missed,
+        namespace.encode(), name.encode(), _KEYS, letters, False, interface.stream, interface.is_capturing, missed,
         _fail, "is_captured", True,
     )  # fmt: skip
     index = interface.library.flashcore_python_kernel(
@@ -157,49 +155,37 @@ def register(namespace: str, name: str, schema: Any, miss: "Callable[..., Any]",
         return False
     _REGISTERED[name] = index
     CACHE.on_eviction.append(lambda: interface.library.flashcore_python_kernel_clear(index))
-    for operator in (getattr(getattr(torch.ops, namespace), name), getattr(getattr(torch.ops, namespace), name).default):
-        operator._op = translating(operator._op, refuses_grad)
+    packet = getattr(getattr(torch.ops, namespace), name)
+    for operator in (packet, packet.default):
+        operator._op = translating(operator._op)
+        # torch.jit.script knows functions by their identity.
+        torch.jit._builtins._register_builtin(operator._op, f"{namespace}::{name}")
     return True
 
 
-def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
-    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in (*arguments, *options.values()))
-
-
-_requires_grad = getattr(torch._C, "_any_requires_grad", _any_requires_grad)
 _is_grad_enabled, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 try:
-    _below_autograd, _set_grad = torch._C._AutoDispatchBelowAutograd, torch._C._set_grad_enabled
-    _transforms, _function_modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_function_stack
+    _below_autograd, _function_modes = torch._C._AutoDispatchBelowAutograd, torch._C._len_torch_function_stack
+    _requires_grad = torch._C._any_requires_grad
     _HAS_SHORTCUT = True
 except AttributeError:  # another torch: autograd's step is taken in every call
     _HAS_SHORTCUT = False
 
 
-def translating(operator: "Callable[..., Any]", refuses_grad: bool) -> "Callable[..., Any]":
+def translating(operator: "Callable[..., Any]") -> "Callable[..., Any]":
     """The function of an operator, which raises the error that its kernel met.
 
-    Autograd's step is one of Python, and is left out where no tensor requires grad. For `refuses_grad` there is none, and
-    the kernel knows no more than the mode: that is turned off.
+    Autograd's step is one of Python, and is left out where no tensor requires grad, has a tangent or is transformed.
     """
 
     def call(*arguments: Any, **options: Any) -> Any:
-        is_watched = _is_grad_enabled()
         try:
-            if not _HAS_SHORTCUT or _is_inference() or _function_modes() or _transforms() is not None:
+            if not _HAS_SHORTCUT or _is_inference() or _function_modes() or is_transformed():
                 return operator(*arguments, **options)
-            if is_watched and _requires_grad(*arguments, **options):
+            if _is_grad_enabled() and _requires_grad(*arguments, **options):
                 return operator(*arguments, **options)
-            if not refuses_grad:
-                with _below_autograd():
-                    return operator(*arguments, **options)
-            if not is_watched:
+            with _below_autograd():
                 return operator(*arguments, **options)
-            _set_grad(False)
-            try:
-                return operator(*arguments, **options)
-            finally:
-                _set_grad(True)
         except RuntimeError as error:
             found, _failed.error = getattr(_failed, "error", None), None
             if found is None or str(found).split("\0")[0] not in str(error):
