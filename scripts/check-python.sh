@@ -19,36 +19,40 @@ python="${FLASHCORE_PYTHON:-python3}"
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 
+packages="${FLASHCORE_PACKAGES:-}"
+into=()
 if [ "${FLASHCORE_SITE:-0}" = 1 ]; then
-    "$python" -m venv --system-site-packages "$folder/venv"
+    # A folder: an environment made from another one would not see the packages of that one.
+    into=(--target "$folder/site")
+    packages="$folder/site:$packages"
     with=torch
 else
     "$python" -m venv "$folder/venv"
+    python="$folder/venv/bin/python"
 fi
-bin="$folder/venv/bin"
+unset PYTHONPATH FLASHCORE_LIBRARY
 # The installation comes first and alone: nothing but the wheel is needed to import it and to be told what is there.
 # The whole of it, from the file to the first answer, is to stay below ten seconds.
 start="$(date +%s.%N)"
-"$bin/pip" install --quiet --no-index --no-deps "$wheel"
-(cd "$folder" && "$bin/python" -m flashcore)
+"$python" -m pip install --quiet --no-index --no-deps "${into[@]}" "$wheel"
+(cd "$folder" && PYTHONPATH="$packages" "$python" -m flashcore)
 end="$(date +%s.%N)"
 echo "from the wheel to a first plan: $(echo "$end $start" | awk '{printf "%.1f s", $1 - $2}')"
 if [ "${FLASHCORE_SITE:-0}" != 1 ]; then
-    "$bin/pip" install --quiet numpy ml_dtypes pytest
+    "$python" -m pip install --quiet numpy ml_dtypes pytest
     if [ "$with" = torch ]; then
-        "$bin/pip" install --quiet "torch${FLASHCORE_TORCH:-}" transformers
+        "$python" -m pip install --quiet "torch${FLASHCORE_TORCH:-}" transformers
     fi
 fi
 cp -r "$repository/python/tests" "$folder/tests"
-unset PYTHONPATH FLASHCORE_LIBRARY
-export PYTHONPATH="${FLASHCORE_PACKAGES:-}"
+export PYTHONPATH="$packages"
 export FLASHCORE_DOCS="$repository/docs"
 cd "$folder"
 if [ "$with" = torch ]; then
-    "$bin/python" -m pytest -q tests
+    "$python" -m pytest -q tests
     # Once more with operators in Python, and without libflashcore_python.so: the Python way of every call.
-    FLASHCORE_STABLE=0 "$bin/python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
-    FLASHCORE_FAST=0 "$bin/python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
+    FLASHCORE_STABLE=0 "$python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
+    FLASHCORE_FAST=0 "$python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
 else
-    "$bin/python" -m pytest -q tests/test_attention.py tests/test_wheel.py
+    "$python" -m pytest -q tests/test_attention.py tests/test_wheel.py
 fi
