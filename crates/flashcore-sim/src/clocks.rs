@@ -8,8 +8,10 @@ use crate::state::registers::ALL;
 #[derive(Debug)]
 pub(crate) struct Clocks {
     warps: usize,
-    /// Entries of a vector: one for each warp, then one for each `mbarrier`.
+    /// Entries of a vector: one for each warp, in a launch that overlaps one for its wait, then one for each `mbarrier`.
     width: usize,
+    /// True in a launch that overlaps with the ones before it.
+    overlaps: bool,
     by_warp: Vec<Clock>,
 }
 
@@ -52,16 +54,27 @@ fn join(target: &mut [u32], other: &[u32]) {
 }
 
 impl Clocks {
-    pub(crate) fn new(warps: usize) -> Self {
+    pub(crate) fn new(warps: usize, overlaps: bool) -> Self {
+        let width = warps + usize::from(overlaps);
         let clock = |_| Clock {
             epoch: 1,
-            vector: vec![0; warps],
+            vector: vec![0; width],
             partial: Vec::new(),
             touched: 0,
             fences: Vec::new(),
             mbarrier_fences: Vec::new(),
         };
-        Self { warps, width: warps, by_warp: (0..warps).map(clock).collect() }
+        Self { warps, width, overlaps, by_warp: (0..warps).map(clock).collect() }
+    }
+
+    /// `griddepcontrol.wait` in a launch that overlaps: what follows, and what is ordered after it, is ordered after the
+    /// launches that the wait covers.
+    pub(crate) fn grid_dependency_wait(&mut self, participants: Participants) {
+        if self.overlaps {
+            let mut joined = vec![0; self.width];
+            joined[self.warps] = 1;
+            self.acquire_lanes(participants, &joined);
+        }
     }
 
     /// Adds an entry for one more `mbarrier` and returns its number.
@@ -82,7 +95,8 @@ impl Clocks {
     /// The identity under which `warp` accesses memory in `step`.
     pub(crate) fn accessor(&self, warp: usize, step: usize) -> Accessor<'_> {
         let Clock { epoch, vector, partial, .. } = &self.by_warp[warp];
-        Accessor { stamp: Stamp::new(warp, 0, *epoch, step), warp, warps: self.warps, vector, partial }
+        let stamp = Stamp::new(warp, 0, *epoch, step);
+        Accessor { stamp, warp, warps: self.warps, overlaps: self.overlaps, vector, partial }
     }
 
     /// Records that lanes of a warp access memory.
@@ -201,6 +215,7 @@ pub(crate) struct Accessor<'a> {
     stamp: Stamp,
     warp: usize,
     warps: usize,
+    overlaps: bool,
     vector: &'a [u32],
     partial: &'a [Partial],
 }
@@ -209,7 +224,8 @@ impl Accessor<'_> {
     /// As one lane.
     pub(crate) fn lane(&self, lane: usize) -> Access<'_> {
         let vector = if self.partial.is_empty() { self.vector } else { self.vector_of(lane) };
-        Access { stamp: self.stamp.by_lane(lane), warp: self.warp, warps: self.warps, vector }
+        let Self { warp, warps, overlaps, .. } = *self;
+        Access { stamp: self.stamp.by_lane(lane), warp, warps, overlaps, vector }
     }
 
     #[cold]
@@ -221,7 +237,8 @@ impl Accessor<'_> {
     /// As the warp, which knows only what each of its lanes knows.
     pub(crate) fn all_lanes(&self) -> Access<'_> {
         let stamp = self.stamp.by_lane(ALL_LANES as usize);
-        Access { stamp, warp: self.warp, warps: self.warps, vector: self.vector }
+        let Self { warp, warps, overlaps, vector, .. } = *self;
+        Access { stamp, warp, warps, overlaps, vector }
     }
 }
 
@@ -231,10 +248,16 @@ pub(crate) struct Access<'a> {
     pub(crate) stamp: Stamp,
     pub(crate) warp: usize,
     warps: usize,
+    overlaps: bool,
     vector: &'a [u32],
 }
 
 impl Access<'_> {
+    /// True if it is ordered after a `griddepcontrol.wait` of a launch that overlaps.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.overlaps && self.vector[self.warps] > 0
+    }
+
     pub(crate) fn is_after(&self, earlier: Stamp) -> bool {
         let warp = earlier.warp();
         earlier.epoch() <= self.vector[warp]

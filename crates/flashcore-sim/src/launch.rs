@@ -17,6 +17,7 @@ use crate::race::MOST_STEPS;
 use crate::random::Random;
 use crate::schedule::{Failure, run};
 use crate::state::registers::LANES;
+use crate::stream::{GridDependency, Stream, Unfinished};
 use crate::tensor_sum::TensorSum;
 
 /// Runs a kernel over a grid of CTAs and checks everything it does.
@@ -29,13 +30,38 @@ pub fn launch(
     memory: &GlobalMemory,
     options: &Options,
 ) -> Result<Report, SimError> {
+    Stream::idle(memory).launch(kernel, launch, false, options)
+}
+
+/// A launch that has run.
+#[derive(Debug)]
+pub(crate) struct Finished<'k> {
+    pub(crate) counters: Counters,
+    pub(crate) program: Program<'k>,
+    pub(crate) grid: [u32; 3],
+    /// The accesses of all clusters to global memory.
+    pub(crate) history: GridHistory,
+    pub(crate) dependency: GridDependency,
+}
+
+/// Runs a launch while `unfinished` ones may still run.
+pub(crate) fn run_launch<'k>(
+    kernel: &'k VerifiedKernel,
+    launch: &Launch,
+    memory: &GlobalMemory,
+    unfinished: Option<Unfinished<'_>>,
+    options: &Options,
+) -> Result<Finished<'k>, SimError> {
     let arguments = launch.check(kernel)?;
     let program = Program::new(kernel);
     if program.steps.len() > MOST_STEPS {
         return Err(LaunchError::TooLong { steps: program.steps.len(), most: MOST_STEPS }.into());
     }
     let _guard = memory.begin_launch().ok_or(LaunchError::MemoryInUse)?;
-    run_grid(&program, launch.grid, &arguments, memory, options).map(|counters| Report { counters })
+    let history = GridHistory::new(memory);
+    let Ran { counters, dependency } =
+        run_grid(&program, launch.grid, &arguments, memory, unfinished, &history, options)?;
+    Ok(Finished { counters, program, grid: launch.grid, history, dependency })
 }
 
 /// Grid and arguments of a launch.
@@ -161,9 +187,23 @@ fn cta_count(grid: [u32; 3]) -> u128 {
 }
 
 /// A cluster by its number.
-fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> Placement {
+pub(crate) fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> Placement {
     let kernel = program.kernel;
     Placement::new(grid, kernel.cluster, kernel.threads.div_ceil(LANES as u32) as usize, cluster)
+}
+
+/// The sums over the clusters of a launch.
+#[derive(Debug, Default)]
+struct Ran {
+    counters: Counters,
+    dependency: GridDependency,
+}
+
+impl Ran {
+    fn merge(mut self, other: Self) -> Self {
+        self.counters += other.counters;
+        Self { counters: self.counters, dependency: self.dependency.merge(other.dependency) }
+    }
 }
 
 fn run_grid(
@@ -171,44 +211,41 @@ fn run_grid(
     grid: [u32; 3],
     arguments: &Arguments,
     memory: &GlobalMemory,
+    unfinished: Option<Unfinished<'_>>,
+    history: &GridHistory,
     options: &Options,
-) -> Result<Counters, SimError> {
+) -> Result<Ran, SimError> {
     let clusters = core::array::from_fn(|axis| grid[axis] / program.kernel.cluster[axis]);
     let count = cta_count(clusters) as u64;
-    let history = (count > 1).then(|| GridHistory::new(memory));
     // Clusters after one that failed need not run, but all before it must: one of them may fail as well.
     let first_failed = AtomicU64::new(u64::MAX);
-    let run_cluster = |cluster: u64| -> Result<Counters, (u64, Failure)> {
+    let run_cluster = |cluster: u64| -> Result<Ran, (u64, Failure)> {
         if cluster > first_failed.load(Ordering::Relaxed) {
-            return Ok(Counters::default());
+            return Ok(Ran::default());
         }
         let tensor_sum = options.tensor_sum;
         let scene = Scene { program, arguments, placement: placement(program, grid, cluster), tensor_sum };
-        let finished = run(scene, memory, options, Random::new(options.seed, cluster)).map_err(|failure| {
+        let random = Random::new(options.seed, cluster);
+        let finished = run(scene, memory, unfinished, options, random).map_err(|failure| {
             first_failed.fetch_min(cluster, Ordering::Relaxed);
             (cluster, failure)
         })?;
-        if let Some(history) = &history {
-            history.add(cluster, &finished.history);
-        }
-        Ok(finished.counters)
+        history.add(cluster, &finished.history);
+        Ok(Ran { counters: finished.counters, dependency: finished.dependency })
     };
-    let merge = |one: Result<Counters, (u64, Failure)>, other: Result<Counters, (u64, Failure)>| match (one, other) {
-        (Ok(mut sum), Ok(counters)) => {
-            sum += counters;
-            Ok(sum)
-        }
+    let merge = |one: Result<Ran, (u64, Failure)>, other: Result<Ran, (u64, Failure)>| match (one, other) {
+        (Ok(one), Ok(other)) => Ok(one.merge(other)),
         (Err(one), Err(other)) => Err(if one.0 < other.0 { one } else { other }),
         (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
     };
-    let result = (0..count).into_par_iter().map(run_cluster).reduce(|| Ok(Counters::default()), merge);
-    let counters = result.map_err(|(_, failure)| match failure {
+    let result = (0..count).into_par_iter().map(run_cluster).reduce(|| Ok(Ran::default()), merge);
+    let ran = result.map_err(|(_, failure)| match failure {
         Failure::Fault(fault) => SimError::Fault(fault),
         Failure::Internal(error) => SimError::Internal(error),
     })?;
-    match history.and_then(|history| history.race()) {
+    match history.race() {
         Some(race) => Err(SimError::Fault(Box::new(grid_fault(program, grid, race)))),
-        None => Ok(counters),
+        None => Ok(ran),
     }
 }
 

@@ -64,6 +64,12 @@
 //! wait that covers it; all four warps execute the same `wgmma` operations, and a `wgmma.fence` stands between other
 //! uses of a register and that of a `wgmma`.
 //!
+//! # Launches
+//!
+//! The launches of a [`Stream`] run one after the other, and may overlap as far as programmatic dependent launch (PDL) lets
+//! them: an access that meets one of a launch which is not known to have ended is a fault. The model stands above the code
+//! in `stream.rs`. A [`launch`] alone overlaps with nothing.
+//!
 //! # Time
 //!
 //! The warps of a CTA, and of all CTAs of a cluster, take turns in an order that [`Options::seed`] decides. A kernel
@@ -89,15 +95,17 @@ mod race;
 mod random;
 mod schedule;
 mod state;
+mod stream;
 mod tensor_sum;
 
 pub use counters::{Counters, GlobalTraffic, SharedTraffic};
 pub use error::{InternalError, LaunchError, SimError};
 pub use fault::{
-    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, Location, MbarrierProblem,
-    MbarrierState, Nearest, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
+    AccessKind, BarrierProblem, ClusterBarrierProblem, CopySize, Fault, FaultKind, InFlight, LaunchAccess, Location,
+    MbarrierProblem, MbarrierState, Nearest, TooEarly, WaitingWarp, WaitsFor, WarpgroupProblem,
 };
 pub use flashcore_ir::Argument;
 pub use launch::{Launch, Options, Report, launch};
 pub use memory::global::GlobalMemory;
+pub use stream::Stream;
 pub use tensor_sum::{Factor, TensorSum};

@@ -20,12 +20,14 @@ use crate::state::named_barrier::{Arrival, Barriers};
 use crate::state::registers::{ALL, LANES, lanes};
 use crate::state::warp::Warp;
 use crate::state::wgmma::{InFlightProducts, WARPS, Warpgroup};
+use crate::stream::{GridDependency, Unfinished};
 
 /// The outcome of a cluster without faults.
 pub(crate) struct ClusterResult {
     pub(crate) counters: Counters,
     /// The accesses to global memory.
     pub(crate) history: History,
+    pub(crate) dependency: GridDependency,
 }
 
 /// The reason why a cluster did not complete.
@@ -39,10 +41,11 @@ pub(crate) enum Failure {
 pub(crate) fn run(
     scene: Scene<'_, '_>,
     memory: &GlobalMemory,
+    unfinished: Option<Unfinished<'_>>,
     options: &Options,
     random: Random,
 ) -> Result<ClusterResult, Failure> {
-    Cluster::new(scene, memory, options, random).run()
+    Cluster::new(scene, memory, unfinished, options, random).run()
 }
 
 struct Cluster<'c, 'k, 'm> {
@@ -80,7 +83,13 @@ impl<'c, 'k, 'm> Cluster<'c, 'k, 'm>
 where
     'c: 'k,
 {
-    fn new(scene: Scene<'c, 'k>, memory: &'m GlobalMemory, options: &Options, random: Random) -> Self {
+    fn new(
+        scene: Scene<'c, 'k>,
+        memory: &'m GlobalMemory,
+        unfinished: Option<Unfinished<'m>>,
+        options: &Options,
+        random: Random,
+    ) -> Self {
         let kernel = scene.program.kernel;
         let count = scene.placement.warps_per_cta;
         let ctas = scene.placement.ctas();
@@ -99,8 +108,8 @@ where
             warps,
             ctas: (0..ctas).map(|rank| Cta { ready, barriers: Barriers::new(rank * count) }).collect(),
             shared: (0..ctas).map(|_| SharedMemory::new(kernel.shared_bytes, ctas * count)).collect(),
-            clocks: Clocks::new(ctas * count),
-            global: GlobalView::new(memory, ctas * count),
+            clocks: Clocks::new(ctas * count, unfinished.is_some()),
+            global: GlobalView::new(memory, unfinished, ctas * count),
             counters: Counters::default(),
             barrier: ClusterBarrier::new(ctas * count),
             signals: Signals::default(),
@@ -137,7 +146,12 @@ where
             }
         }
         if self.warps.iter().all(Warp::is_done) {
-            return Ok(ClusterResult { counters: self.counters, history: self.global.into_history() });
+            let Self { counters, global, signals, .. } = self;
+            return Ok(ClusterResult {
+                counters,
+                history: global.into_history(),
+                dependency: signals.dependency.of_cluster(),
+            });
         }
         Err(Failure::Fault(Box::new(self.deadlock())))
     }

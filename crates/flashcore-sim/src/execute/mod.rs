@@ -17,7 +17,7 @@ pub(crate) mod wgmma;
 
 use flashcore_ir::{Op, Operand, Space, SpecialRegister, Type};
 
-use crate::clocks::Clocks;
+use crate::clocks::{Clocks, Participants};
 use crate::counters::Counters;
 use crate::error::Stop;
 use crate::execute::bits::Shift;
@@ -34,9 +34,10 @@ use crate::placement::Placement;
 use crate::program::{Action, Program};
 use crate::race::Stamp;
 use crate::state::cluster_barrier::ClusterBarrier;
-use crate::state::registers::{ALL, LANES};
+use crate::state::registers::{ALL, LANES, lanes};
 use crate::state::warp::Warp;
 use crate::state::wgmma::Warpgroup;
+use crate::stream::{GridDependency, Overlap};
 use crate::tensor_sum::TensorSum;
 
 /// The operands of a step: the executing warp, and the state of its cluster.
@@ -69,6 +70,8 @@ pub(crate) struct Signals {
     pub(crate) completed: Vec<(usize, u32)>,
     /// True if a warp has given registers back.
     pub(crate) released_registers: bool,
+    /// How the cluster took part in programmatic dependent launch.
+    pub(crate) dependency: GridDependency,
 }
 
 /// The constants of a cluster, shared by all its warps.
@@ -127,6 +130,10 @@ impl Scene<'_, '_> {
             Reason::Uninitialised => FaultKind::UninitialisedMemory { space },
             Reason::Race { earlier, earlier_kind } => {
                 FaultKind::Race { space, access, earlier_access: earlier_kind, earlier: location(earlier) }
+            }
+            Reason::Overlap(overlap) => {
+                let Overlap { earlier, waited } = *overlap;
+                FaultKind::LaunchRace { access, earlier, waited }
             }
             Reason::Filling(started) => {
                 let in_flight = match space {
@@ -409,12 +416,19 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         }
 
         // A prefetch is a hint, which may point anywhere. A fence orders accesses of one thread; a barrier makes others
-        // see them. Launches follow each other here, so a dependent launch (PDL) has nothing to wait for.
-        Op::Prefetch { source: _ }
-        | Op::PrefetchTensorMap { map: _ }
-        | Op::Fence { scope: _ }
-        | Op::GridDependencyWait {}
-        | Op::LaunchDependents {} => {}
+        // see them.
+        Op::Prefetch { source: _ } | Op::PrefetchTensorMap { map: _ } | Op::Fence { scope: _ } => {}
+
+        Op::GridDependencyWait {} => {
+            let participants = Participants { warp: context.warp_index, lanes: mask, alive: context.warp.alive() };
+            context.clocks.grid_dependency_wait(participants);
+            context.signals.dependency.waits = true;
+        }
+        Op::LaunchDependents {} => {
+            let accessor = context.clocks.accessor(context.warp_index, context.step);
+            let waited = lanes(mask).all(|lane| accessor.lane(lane).has_waited());
+            context.signals.dependency.triggers_early |= !waited;
+        }
 
         Op::SetRegisterCount { change, count } => {
             if !wgmma::set_register_count(context, change, count)? {

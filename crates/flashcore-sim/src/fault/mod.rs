@@ -74,6 +74,17 @@ impl fmt::Display for AccessKind {
     }
 }
 
+/// An access of another launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchAccess {
+    /// The name of its kernel.
+    pub kernel: String,
+    /// The kind.
+    pub access: AccessKind,
+    /// The location.
+    pub location: Box<Location>,
+}
+
 /// The pending access of an asynchronous copy or `wgmma` in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InFlight {
@@ -249,6 +260,19 @@ pub enum FaultKind {
         earlier_access: AccessKind,
         /// The location of the earlier operation.
         earlier: Box<Location>,
+    },
+    /// An access to bytes of a launch that overlaps with this one (PDL) and may still run.
+    #[error(
+        "race between launches: {} may still run, and this {access} is not ordered after {}; {}",
+        launch_of(earlier.as_ref()), access_of(earlier.as_ref()), launch_advice(*waited)
+    )]
+    LaunchRace {
+        /// The access of this operation.
+        access: AccessKind,
+        /// The access of the earlier launch; none of one of which nothing is known.
+        earlier: Option<LaunchAccess>,
+        /// True if this access is ordered after a `griddepcontrol.wait`, which does not cover that launch.
+        waited: bool,
     },
     /// An access outside every buffer, or outside the shared memory of the CTA.
     #[error(
@@ -479,6 +503,24 @@ impl fmt::Display for CopySize {
             Self::AtMost(bytes) => write!(formatter, "at most {bytes}"),
             Self::MultipleOf(bytes) => write!(formatter, "a positive multiple of {bytes}"),
         }
+    }
+}
+
+fn launch_of(earlier: Option<&LaunchAccess>) -> String {
+    earlier.map_or_else(|| "the launch before".to_owned(), |earlier| format!("the launch of `{}`", earlier.kernel))
+}
+
+fn access_of(earlier: Option<&LaunchAccess>) -> String {
+    let of = |LaunchAccess { access, location, .. }: &LaunchAccess| format!("its {access} at {location}");
+    earlier.map_or_else(|| "what it reads and writes".to_owned(), of)
+}
+
+const fn launch_advice(waited: bool) -> &'static str {
+    if waited {
+        "`grid_dependency_wait` covers the launch directly before, which has not waited for that one: wait in every launch \
+         that overlaps"
+    } else {
+        "execute `grid_dependency_wait` before it; in every launch, wait before `launch_dependents`"
     }
 }
 

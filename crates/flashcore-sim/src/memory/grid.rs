@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::fault::AccessKind;
 use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
-use crate::memory::view::{History, PAGE_BYTES};
+use crate::memory::view::{History, PAGE_BYTES, Piece, pieces};
 use crate::race::{CELL_BYTES, PLACE_BITS, Stamp};
 
 /// The accesses of all clusters to global memory.
@@ -40,6 +40,11 @@ const CLUSTER_SHIFT: u32 = PLACE_BITS;
 pub(crate) const MOST_CTAS: u64 = 1 << (63 - CLUSTER_SHIFT);
 
 const KINDS: [AccessKind; 3] = [AccessKind::Write, AccessKind::Read, AccessKind::Atomic];
+
+/// True if accesses of both kinds to the same bytes must be ordered.
+fn conflicts(one: AccessKind, other: AccessKind) -> bool {
+    !matches!((one, other), (AccessKind::Read, AccessKind::Read) | (AccessKind::Atomic, AccessKind::Atomic))
+}
 
 fn kind_index(kind: AccessKind) -> usize {
     match kind {
@@ -93,6 +98,19 @@ impl GridHistory {
         }
     }
 
+    /// An access to some of the bytes that conflicts with one of another launch, at the lowest address.
+    pub(crate) fn conflict(&self, location: BufferOffset, bytes: u64, kind: AccessKind) -> Option<(u64, GridAccess)> {
+        let pages = self.buffers[location.buffer].lock().unwrap_or_else(PoisonError::into_inner);
+        pieces(location, bytes).find_map(|Piece { page, cells, base }| {
+            let accesses = pages.get(page)?;
+            cells.into_iter().find_map(|cell| {
+                let found = KINDS.into_iter().filter(|&earlier| conflicts(earlier, kind));
+                let [access, _] = found.into_iter().find_map(|earlier| accesses.extremes(earlier, cell))?;
+                Some((base + cell as u64 * CELL_BYTES, access))
+            })
+        })
+    }
+
     /// The race at the lowest address.
     pub(crate) fn race(&self) -> Option<GridRace> {
         self.buffers.iter().enumerate().find_map(|(buffer, pages)| {
@@ -112,15 +130,17 @@ impl Page {
         (0..cells).find_map(|cell| self.race_at(cell).map(|(first, second)| (cell, first, second)))
     }
 
+    /// The accesses of a kind to a cell by the lowest and by the highest cluster.
+    fn extremes(&self, kind: AccessKind, cell: usize) -> Option<[GridAccess; 2]> {
+        let found = self.kinds[kind_index(kind)].get(cell).copied().filter(|found| found.lowest != u64::MAX)?;
+        let access = |key: u64| GridAccess { cluster: key >> CLUSTER_SHIFT, kind, stamp: Stamp::from_bits(key) };
+        Some([access(found.lowest), access(found.highest)])
+    }
+
     fn race_at(&self, cell: usize) -> Option<(GridAccess, GridAccess)> {
-        let extremes = |kind: AccessKind| {
-            let found = self.kinds[kind_index(kind)].get(cell).copied().filter(|found| found.lowest != u64::MAX)?;
-            let access = |key: u64| GridAccess { cluster: key >> CLUSTER_SHIFT, kind, stamp: Stamp::from_bits(key) };
-            Some([access(found.lowest), access(found.highest)])
-        };
         // Every conflict has a plain write, or an atomic and a plain read; its partner of another cluster is an extreme.
         let conflicts = |one: AccessKind, other: AccessKind| {
-            let (ones, others) = (extremes(one)?, extremes(other)?);
+            let (ones, others) = (self.extremes(one, cell)?, self.extremes(other, cell)?);
             ones.into_iter()
                 .flat_map(|one| others.into_iter().map(move |other| (one, other)))
                 .find(|(one, other)| one.cluster != other.cluster)

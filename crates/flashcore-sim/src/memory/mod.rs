@@ -9,6 +9,7 @@ pub(crate) mod view;
 
 use crate::fault::{AccessKind, MbarrierState, Nearest};
 use crate::race::{CELL_BYTES, Conflict, Stamp};
+use crate::stream::Overlap;
 
 /// A refused access. The step that made it turns it into a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(crate) enum Reason {
         earlier: Stamp,
         earlier_kind: AccessKind,
     },
+    /// A launch that may still run accesses it.
+    Overlap(Box<Overlap>),
     /// An asynchronous copy will write it.
     Filling(Stamp),
     /// An asynchronous copy will read it.

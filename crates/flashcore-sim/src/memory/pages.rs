@@ -33,6 +33,14 @@ impl<T> Pages<T> {
         }
     }
 
+    /// The data of a page that has been touched.
+    pub(crate) fn get(&self, page: usize) -> Option<&T> {
+        match self {
+            Self::Dense(pages) => pages[page].as_ref(),
+            Self::Sparse(pages) => pages.get(&page),
+        }
+    }
+
     /// The data of all touched pages, with their numbers, in order.
     pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = (usize, &T)> + '_> {
         match self {

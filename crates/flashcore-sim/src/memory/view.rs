@@ -1,10 +1,12 @@
 //! Global memory as one CTA sees it: the buffers, and the history of its own accesses to them.
 
 use crate::clocks::Access;
+use crate::fault::AccessKind;
 use crate::memory::global::{BufferOffset, GlobalMemory};
 use crate::memory::pages::Pages;
 use crate::memory::{Reason, Refusal};
 use crate::race::{CELL_BYTES, Cells, Claim, Shadow, Stamp, cells};
+use crate::stream::Unfinished;
 
 /// Bytes of global memory that share a page of history, created when first touched.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -16,21 +18,23 @@ pub(crate) type History = Vec<Pages<Box<Shadow>>>;
 #[derive(Debug)]
 pub(crate) struct GlobalView<'m> {
     memory: &'m GlobalMemory,
+    /// In a launch that overlaps with them, the launches that may still run.
+    unfinished: Option<Unfinished<'m>>,
     warps: usize,
     /// For each buffer, its pages.
     pages: History,
 }
 
 /// Part of an access that lies in one page.
-struct Piece {
-    page: usize,
+pub(crate) struct Piece {
+    pub(crate) page: usize,
     /// In the page.
-    cells: Cells,
+    pub(crate) cells: Cells,
     /// The address of the page.
-    base: u64,
+    pub(crate) base: u64,
 }
 
-fn pieces(location: BufferOffset, bytes: u64) -> impl Iterator<Item = Piece> {
+pub(crate) fn pieces(location: BufferOffset, bytes: u64) -> impl Iterator<Item = Piece> {
     let start = location.offset;
     let end = start + bytes;
     (start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(move |page| {
@@ -43,9 +47,25 @@ fn pieces(location: BufferOffset, bytes: u64) -> impl Iterator<Item = Piece> {
 }
 
 impl<'m> GlobalView<'m> {
-    pub(crate) fn new(memory: &'m GlobalMemory, warps: usize) -> Self {
+    pub(crate) fn new(memory: &'m GlobalMemory, unfinished: Option<Unfinished<'m>>, warps: usize) -> Self {
         let pages = memory.lengths().map(|length| Pages::new(length.div_ceil(PAGE_BYTES) as usize));
-        Self { memory, warps, pages: pages.collect() }
+        Self { memory, unfinished, warps, pages: pages.collect() }
+    }
+
+    /// Locates the bytes of an access, which no launch that may still run must conflict with.
+    fn locate_ordered(
+        &self,
+        address: u64,
+        bytes: u64,
+        kind: AccessKind,
+        access: &Access<'_>,
+    ) -> Result<BufferOffset, Refusal> {
+        let location = self.locate(address, bytes)?;
+        let Some(unfinished) = &self.unfinished else { return Ok(location) };
+        match unfinished.conflict(location, bytes, kind, access.has_waited()) {
+            Some((address, overlap)) => Err(Refusal { address, reason: Reason::Overlap(Box::new(overlap)) }),
+            None => Ok(location),
+        }
     }
 
     fn locate(&self, address: u64, bytes: u64) -> Result<BufferOffset, Refusal> {
@@ -79,7 +99,7 @@ impl<'m> GlobalView<'m> {
     /// Reads.
     pub(crate) fn read(&mut self, address: u64, data: &mut [u8], access: &Access<'_>) -> Result<(), Refusal> {
         let bytes = data.len() as u64;
-        let location = self.locate(address, bytes)?;
+        let location = self.locate_ordered(address, bytes, AccessKind::Read, access)?;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let read = self.shadow(location.buffer, page).read(cells, access);
             read.map_err(|conflict| Refusal::new(conflict, base))?;
@@ -107,7 +127,7 @@ impl<'m> GlobalView<'m> {
     /// Writes.
     pub(crate) fn write(&mut self, address: u64, data: &[u8], access: &Access<'_>) -> Result<(), Refusal> {
         let bytes = data.len() as u64;
-        let location = self.locate(address, bytes)?;
+        let location = self.locate_ordered(address, bytes, AccessKind::Write, access)?;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let write = self.shadow(location.buffer, page).write(cells, access);
             write.map_err(|conflict| Refusal::new(conflict, base))?;
@@ -125,7 +145,7 @@ impl<'m> GlobalView<'m> {
         update: impl FnOnce(&mut [u8]),
     ) -> Result<(), Refusal> {
         let bytes = data.len() as u64;
-        let location = self.locate(address, bytes)?;
+        let location = self.locate_ordered(address, bytes, AccessKind::Atomic, access)?;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let atomic = self.shadow(location.buffer, page).atomic(cells, access);
             atomic.map_err(|conflict| Refusal::new(conflict, base))?;
@@ -137,7 +157,7 @@ impl<'m> GlobalView<'m> {
 
     /// Starts a copy that will write `bytes` at `address`.
     pub(crate) fn start_fill(&mut self, address: u64, bytes: u64, access: &Access<'_>) -> Result<(), Refusal> {
-        let location = self.locate(address, bytes)?;
+        let location = self.locate_ordered(address, bytes, AccessKind::Write, access)?;
         for Piece { page, cells, base } in pieces(location, bytes) {
             let shadow = self.shadow(location.buffer, page);
             shadow.may_write(cells.clone(), access).map_err(|conflict| Refusal::new(conflict, base))?;

@@ -6,6 +6,7 @@ mod copies;
 mod counters;
 mod faults;
 mod hopper;
+mod launches;
 mod mbarriers;
 mod memory;
 mod races;
