@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use flashcore_ir::{Arch, Argument, Op, Parameter, TensorMap, VerifiedKernel};
+use flashcore_ir::{Arch, Argument, Parameter, TensorMap, VerifiedKernel};
 
 use crate::arguments::Arguments;
 use crate::cache::{Entry, Key, SelfCheck, Source};
@@ -38,13 +38,6 @@ pub struct Kernel {
 
 /// The first driver that captures programmatic dependent launches (PDL) in graphs.
 const OVERLAP_IN_GRAPHS: DriverVersion = DriverVersion(12_030);
-
-/// True if a kernel waits for the preceding one on the stream by itself (`griddepcontrol.wait`).
-fn waits_for_previous(kernel: &VerifiedKernel) -> bool {
-    let mut waits = false;
-    kernel.instructions(&mut |instruction| waits |= matches!(instruction.op, Op::GridDependencyWait {}));
-    waits
-}
 
 /// The parts of the time to the first launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -137,7 +130,7 @@ impl Kernel {
             source,
             timings,
             self_check: RwLock::new(entry.metadata.self_check.clone()),
-            overlaps_previous: waits_for_previous(kernel) && device.driver().version() >= OVERLAP_IN_GRAPHS,
+            overlaps_previous: kernel.waits_for_previous() && device.driver().version() >= OVERLAP_IN_GRAPHS,
         })
     }
 

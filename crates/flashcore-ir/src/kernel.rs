@@ -234,6 +234,14 @@ impl Kernel {
         since
     }
 
+    /// True if it waits for the launch before it (`griddepcontrol.wait`), and so may begin before that one has ended: it is
+    /// launched to overlap (PDL).
+    pub fn waits_for_previous(&self) -> bool {
+        let mut waits = false;
+        self.instructions(&mut |instruction| waits |= matches!(instruction.op, Op::GridDependencyWait {}));
+        waits
+    }
+
     /// The number of instructions of each class, as written.
     pub fn instruction_counts(&self) -> [(Class, usize); Class::ALL.len()] {
         let mut counts = Class::ALL.map(|class| (class, 0));

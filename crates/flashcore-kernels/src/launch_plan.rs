@@ -96,6 +96,16 @@ impl KernelLaunch {
         self.replaced.clone().unwrap_or_else(generated)
     }
 
+    /// True if the launch may overlap with the one before it (PDL), which the generated kernel waits for. A kernel in its
+    /// place is launched in the same way.
+    ///
+    /// # Panics
+    ///
+    /// Never for a launch of a plan, like [`kernel`](Self::kernel).
+    pub fn overlaps_previous(&self) -> bool {
+        self.spec.kernel().expect("the plan has checked the kernel").waits_for_previous()
+    }
+
     /// The arguments with nothing of a launch in them: those of [`LAUNCH_BLOCKS`] and the addresses in tensor maps are 0.
     pub fn template(&self) -> &[Argument] {
         &self.arguments

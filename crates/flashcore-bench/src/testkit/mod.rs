@@ -10,6 +10,7 @@ pub mod jobs;
 pub mod kv_cache;
 pub mod memory;
 pub mod mutants;
+mod next_launch;
 mod numbers;
 pub mod operations;
 pub mod resources;

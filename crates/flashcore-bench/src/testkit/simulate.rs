@@ -1,8 +1,10 @@
 //! A planned kernel in the simulator, on the tensors of a problem.
 
-use flashcore_kernels::{LaunchPlan, LaunchValues};
+use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues};
 use flashcore_problem::{BiasStrides, DType, Inputs, Operand, Outputs, Problem, Shape, Strides, Tensor};
-use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, TensorSum, launch};
+use flashcore_sim::{Counters, GlobalMemory, Launch, Options, SimError, Stream, TensorSum};
+
+use crate::testkit::next_launch::NextLaunch;
 
 /// Results of a simulated launch.
 #[derive(Debug)]
@@ -167,7 +169,7 @@ impl Rows {
     }
 }
 
-/// Runs the kernels of a plan, one after the other.
+/// Runs the kernels of a plan, as [`launch_all_with_sums`] does.
 pub(super) fn launch_all(
     plan: &LaunchPlan,
     values: &LaunchValues,
@@ -177,6 +179,8 @@ pub(super) fn launch_all(
     launch_all_with_sums(plan, values, memory, seed, None)
 }
 
+/// Runs the kernels of a plan. Where some overlap with the launch before them (PDL), an unknown launch still runs as they
+/// begin, and another follows.
 fn launch_all_with_sums(
     plan: &LaunchPlan,
     values: &LaunchValues,
@@ -185,7 +189,11 @@ fn launch_all_with_sums(
     sums: Option<TensorSum>,
 ) -> Result<Counters, SimError> {
     let mut counters = Counters::default();
-    for planned in &plan.launches {
+    let kernels: Vec<_> = plan.launches.iter().map(KernelLaunch::kernel).collect();
+    let overlaps = plan.launches.iter().any(KernelLaunch::overlaps_previous);
+    let next;
+    let mut stream = if overlaps { Stream::busy(memory) } else { Stream::idle(memory) };
+    for (planned, kernel) in plan.launches.iter().zip(&kernels) {
         // Tensor cores cut sums off: below what 16 bits show, and not below what `f32` does. How early they do of 8 bits
         // nobody has measured here, so that kernels of those are judged by exact sums.
         let tensor_sum = sums.unwrap_or(match planned.spec.specialization.dtype {
@@ -194,7 +202,11 @@ fn launch_all_with_sums(
         });
         let options = Options { seed, tensor_sum, ..Options::default() };
         let described = Launch { grid: planned.grid, arguments: plan.arguments(planned, values) };
-        counters += launch(&planned.kernel(), &described, memory, &options)?.counters;
+        counters += stream.launch(kernel, &described, planned.overlaps_previous(), &options)?.counters;
+    }
+    if overlaps {
+        next = NextLaunch::new(plan, values, memory);
+        next.launch(&mut stream, &Options { seed, ..Options::default() })?;
     }
     Ok(counters)
 }

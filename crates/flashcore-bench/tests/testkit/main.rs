@@ -14,6 +14,7 @@ mod hopper_sequences;
 mod kernels;
 mod merge;
 mod operation_resources;
+mod overlap;
 mod quantized_append;
 mod sequences;
 mod support;

@@ -20,6 +20,7 @@ mod kv_cache;
 mod lse_forms;
 mod merge;
 mod numeric;
+mod overlap;
 mod quantize;
 mod sequences;
 mod tf32;
@@ -48,6 +49,7 @@ pub use kv_cache::KV_CACHE;
 pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
+pub use overlap::OVERLAP;
 pub use quantize::QUANTIZE;
 pub use sequences::SEQUENCES;
 pub use tf32::TF32;
@@ -87,6 +89,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         FP8,
         FP8_QUERY,
         FP8_MMA,
+        OVERLAP,
     ];
     lists.into_iter().flatten()
 }

@@ -48,6 +48,8 @@ pub enum Group {
     Fp8Query,
     /// Query, key and value of 8 bits by `mma.sync`.
     Fp8Mma,
+    /// Launches that overlap with the ones before them.
+    Overlap,
 }
 
 /// A trial before it is prepared.
@@ -129,7 +131,36 @@ pub(super) fn all() -> Vec<Start> {
     for (seed, numbers, problem, config) in fp8() {
         all.push(Start { seed, numbers, ..start(Group::Fp8)((problem, config)) });
     }
+    all.extend(overlapping().into_iter().map(start(Group::Overlap)));
     all
+}
+
+/// Every kernel that is launched to overlap (PDL), with the kernels before and after it: with lengths and without, with
+/// chunks, a counter, a block mask, and 8 bits.
+fn overlapping() -> Vec<(Problem, Config)> {
+    let mut plain = Problem::new(2, 4, 20, 64, DType::F16).with_lse(true);
+    (plain.key_heads, plain.key_length) = (2, 203);
+    let lengths = plain.clone().with_seqused_k(true);
+    let mut packed = plain.clone().with_total_q(Some(30)).with_total_k(Some(350));
+    packed.mask = Mask::Causal(Alignment::BottomRight);
+    let mut bytes = Problem::new(2, 4, 20, 32, DType::E4m3).with_seqused_k(true);
+    (bytes.key_heads, bytes.key_length, bytes.out_dtype) = (2, 109, Some(DType::F16));
+    (bytes.q_scale, bytes.k_scale, bytes.v_scale) = (true, true, true);
+    let documents = masked(expressions::mask_mod("documents"));
+    let mut short = plain.clone().with_total_q(Some(30)).with_total_k(Some(60));
+    (short.batch, short.key_length) = (4, 70);
+    [
+        (plain, "hopper-64x64-4stage-2kvgroups-2cluster-pdl"),
+        (lengths.clone(), "hopper-64x64-2stage-pdl-128chunk"),
+        (lengths.clone(), "ampere-32x32-2stage-swizzled-packgqa-pdl-3persistent-64chunk"),
+        // No sequence has a second chunk, though one could.
+        (short, "ampere-32x32-2stage-swizzled-packgqa-pdl-3persistent-64chunk"),
+        (packed, "hopper-64x48-2stage-pdl-persistent-dynamic"),
+        (documents, "hopper-64x48-2stage-pdl-persistent"),
+        (bytes, "hopper-64x32-2stage-pdl"),
+    ]
+    .map(|(problem, name)| (problem, named(name)))
+    .into()
 }
 
 /// Keys and values of 8 bits, contiguous and paged: with scales of tokens, with scales of sequences, with a window, with
