@@ -9,8 +9,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use flashcore_ir::operation::Class;
-use flashcore_ir::{Arch, VerifiedKernel};
-use flashcore_kernels::{Accuracy, Config, LaunchPlan, Stage};
+use flashcore_ir::{Arch, Block, Op, Space, Statement, VerifiedKernel};
+use flashcore_kernels::{Accuracy, Config, KernelLaunch, LaunchPlan, Stage};
 use flashcore_problem::{
     Alignment, DType, KvCacheProblem, Layout, Mask, MaskMod, PagedKv, Problem, Rotary, RotaryStyle, ScoreMod,
 };
@@ -134,9 +134,9 @@ fn fp8_query_problems() -> Vec<(&'static str, Problem)> {
         ),
         ("d256 e4m3 full", problem(256, |problem| problem.out_dtype = Some(DType::Bf16))),
         (
-            "d192x208 e4m3 causal scales lse",
+            "d192x208 e4m3 causal scales",
             problem(192, |problem| {
-                (problem.value_dim, problem.out_dtype, problem.lse) = (208, Some(DType::F16), true);
+                (problem.value_dim, problem.out_dtype) = (208, Some(DType::F16));
                 problem.mask = Mask::Causal(Alignment::BottomRight);
                 (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
             }),
@@ -189,6 +189,39 @@ fn growing() -> Vec<(&'static str, KvCacheProblem, Config)> {
     ]
 }
 
+/// Sequences whose tiles come from a counter, or whose chunks are counted from lengths, in launches that overlap (PDL) and
+/// that do not.
+fn sequences() -> Vec<(&'static str, Problem, Config)> {
+    let config = |name: &str| name.parse().expect("a config");
+    let packed = |dtype, head_dim| {
+        let mut problem = Problem::new(3, 4, 1000, head_dim, dtype).with_total_q(Some(1500)).with_total_k(Some(2000));
+        (problem.key_heads, problem.lse) = (2, true);
+        problem.mask = Mask::Causal(Alignment::BottomRight);
+        problem
+    };
+    let mut bytes = packed(DType::E4m3, 128).with_lse(false);
+    bytes.out_dtype = Some(DType::Bf16);
+    vec![
+        (
+            "d128 bf16 packed, counter",
+            packed(DType::Bf16, 128),
+            config("hopper-128x128-2stage-overlap-persistent-dynamic"),
+        ),
+        (
+            "d64 f16 packed, counter, pdl",
+            packed(DType::F16, 64),
+            config("hopper-192x64-2stage-overlap-pingpong-pdl-persistent-dynamic"),
+        ),
+        ("d128 e4m3 packed, chunks, pdl", bytes, config("hopper-64x64-2stage-pdl-128chunk")),
+        ("d64 f16 packed, chunks, pdl", packed(DType::F16, 64), config("hopper-128x64-2stage-pdl-192chunk")),
+        (
+            "d64 f16 packed, chunks of ampere, pdl",
+            packed(DType::F16, 64),
+            config("ampere-64x64-2stage-swizzled-pdl-7persistent-128chunk"),
+        ),
+    ]
+}
+
 fn arch(config: Config) -> Arch {
     if config.family() == "hopper" { Arch::Sm90a } else { Arch::Sm80 }
 }
@@ -210,16 +243,20 @@ fn line(label: &str, kernel: &VerifiedKernel) -> String {
     line
 }
 
-fn fingerprint() -> String {
-    let classes = Class::ALL.map(|class| format!("{class:?}").chars().take(5).collect::<String>());
-    let classes = classes.map(|class| format!(" {class:>5}")).concat();
-    let [hash, head] = ["hash", "kernel"];
-    let mut text =
-        format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
+/// Every kernel of the covering set, with its label. Those beside an attention kernel may come several times.
+fn each_kernel(visit: &mut impl FnMut(String, &KernelLaunch)) {
     let problems = [problems(), fp8_query_problems()].concat();
     let defaults = Config::defaults();
     let others = Config::all().into_iter().filter(|config| !defaults.contains(config));
-    let (mut sides, mut numbers) = (BTreeSet::new(), BTreeMap::new());
+    let mut numbers = BTreeMap::new();
+    let mut visit_plan = |plan: &LaunchPlan, label: &str| {
+        for launch in &plan.launches {
+            match launch.spec.stage {
+                Stage::Attention => visit(label.to_owned(), launch),
+                Stage::ResetCounter | Stage::BlockMask | Stage::Combine => visit(BESIDE.to_owned(), launch),
+            }
+        }
+    };
     for config in defaults.iter().copied().chain(others) {
         let covered = if defaults.contains(&config) { problems.len() } else { FOR_EVERY_CONFIG };
         let is_fp8 = Config::fp8().contains(&config);
@@ -235,28 +272,20 @@ fn fingerprint() -> String {
                 continue;
             }
             let Ok(plan) = LaunchPlan::new(problem, config, arch(config)) else { continue };
-            for launch in &plan.launches {
-                match launch.spec.stage {
-                    Stage::Attention => {
-                        text.push_str(&line(&format!("{family} {number}{tile}, {name}"), &launch.kernel()));
-                        text.push('\n');
-                    }
-                    Stage::ResetCounter | Stage::BlockMask | Stage::Combine => {
-                        sides.insert(line("beside it", &launch.kernel()));
-                    }
-                }
-            }
+            visit_plan(&plan, &format!("{family} {number}{tile}, {name}"));
         }
     }
     for (number, config) in Config::fp8_mma().into_iter().enumerate() {
         let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
         for (name, problem) in fp8_query_problems().into_iter().chain(fp8_mma_problems()) {
             let Ok(plan) = LaunchPlan::new(&problem, config, Arch::Sm90) else { continue };
-            for launch in plan.launches.iter().filter(|launch| launch.spec.stage == Stage::Attention) {
-                text.push_str(&line(&format!("ampere fp8 {number}{tile}, {name}"), &launch.kernel()));
-                text.push('\n');
-            }
+            visit_plan(&plan, &format!("ampere fp8 {number}{tile}, {name}"));
         }
+    }
+    for (name, problem, config) in sequences() {
+        let arch = if config.family() == "hopper" { Arch::Sm90a } else { Arch::Sm90 };
+        let plan = LaunchPlan::new(&problem, config, arch).unwrap_or_else(|reasons| panic!("{name}: {}", reasons[0]));
+        visit_plan(&plan, &format!("{}, {name}", config.family()));
     }
     for (name, problem, config) in growing() {
         let plan = LaunchPlan::with_append(&problem, config, arch(config)).expect("a kernel that appends");
@@ -265,10 +294,29 @@ fn fingerprint() -> String {
                 Stage::Attention => format!("append {name}"),
                 Stage::ResetCounter | Stage::BlockMask | Stage::Combine => format!("append {name}, combine"),
             };
-            text.push_str(&line(&label, &launch.kernel()));
-            text.push('\n');
+            visit(label, launch);
         }
     }
+}
+
+/// The label of kernels beside an attention kernel.
+const BESIDE: &str = "beside it";
+
+fn fingerprint() -> String {
+    let classes = Class::ALL.map(|class| format!("{class:?}").chars().take(5).collect::<String>());
+    let classes = classes.map(|class| format!(" {class:>5}")).concat();
+    let [hash, head] = ["hash", "kernel"];
+    let mut text =
+        format!("{head:<52} {hash:<16} {:>7} {:>6} {:>4} {:>6}{classes}\n", "threads", "smem", "args", "instr");
+    let mut sides = BTreeSet::new();
+    each_kernel(&mut |label, launch| {
+        let line = line(&label, &launch.kernel());
+        if label == BESIDE {
+            sides.insert(line);
+        } else {
+            text.extend([line, "\n".to_owned()]);
+        }
+    });
     text.extend(sides.into_iter().flat_map(|line| [line, "\n".to_owned()]));
     text
 }
@@ -291,4 +339,60 @@ fn kernels_are_the_programs_they_were() {
         gone.join("\n"),
         new.join("\n")
     );
+}
+
+/// In a kernel that overlaps with the launch before it (PDL), every thread waits for that launch before it touches memory of
+/// the device or lets the next launch start, on every path.
+#[test]
+fn kernels_wait_before_they_touch_memory() {
+    let (mut overlapping, mut wrong) = (BTreeSet::new(), BTreeSet::new());
+    each_kernel(&mut |label, launch| {
+        let kernel = launch.kernel();
+        if kernel.waits_for_previous() {
+            let mut touched = Vec::new();
+            waits(&kernel.body, false, &mut touched);
+            wrong.extend(touched.into_iter().map(|op| format!("{label} ({}): {op}", kernel.name)));
+            overlapping.insert(launch.spec.stage as u8);
+        }
+    });
+    assert_eq!(overlapping, [Stage::ResetCounter, Stage::Attention, Stage::Combine].map(|stage| stage as u8).into());
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Gathers what a thread does too early; true if it has waited after the block.
+fn waits(block: &Block, mut waited: bool, touched: &mut Vec<String>) -> bool {
+    for statement in &block.statements {
+        match statement {
+            Statement::Instruction(instruction) => {
+                let op = &instruction.op;
+                let needs_wait = matches!(
+                    op,
+                    Op::Load { space: Space::Global, .. }
+                        | Op::Store { space: Space::Global, .. }
+                        | Op::Atomic { space: Space::Global, .. }
+                        | Op::CompareAndSwap { space: Space::Global, .. }
+                        | Op::Reduce { space: Space::Global, .. }
+                        | Op::CopyAsync { .. }
+                        | Op::BulkLoad { .. }
+                        | Op::BulkStore { .. }
+                        | Op::TensorLoad { .. }
+                        | Op::TensorStore { .. }
+                        | Op::LaunchDependents {}
+                );
+                if needs_wait && !waited {
+                    touched.push(op.to_string());
+                }
+                waited |= instruction.guard.is_none() && matches!(op, Op::GridDependencyWait {});
+            }
+            Statement::If(choice) => {
+                let then = waits(&choice.then, waited, touched);
+                waited = waits(&choice.otherwise, waited, touched) && then;
+            }
+            Statement::Loop(repetition) => {
+                waited = waits(&repetition.header, waited, touched);
+                waits(&repetition.body, waited, touched);
+            }
+        }
+    }
+    waited
 }
