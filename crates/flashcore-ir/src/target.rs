@@ -144,6 +144,16 @@ impl Arch {
         }
     }
 
+    /// True if tensor cores multiply 8-bit floats by `mma.sync`. For the others that take the instruction, those of Hopper,
+    /// ptxas converts its operands to `f16`: two products of depth 16, which start at zero, and an addition of the accumulator
+    /// in `f32`. Of each register the first has the lower two bytes, the second the upper two.
+    pub const fn has_fp8_mma(self) -> bool {
+        match self {
+            Self::Sm89 | Self::Sm120 => true,
+            Self::Sm80 | Self::Sm86 | Self::Sm90 | Self::Sm90a => false,
+        }
+    }
+
     /// True if it has clusters of CTAs.
     pub const fn has_clusters(self) -> bool {
         self.has(HOPPER)

@@ -137,7 +137,7 @@ impl KernelKey {
     fn generate(self) -> Result<VerifiedKernel, Vec<VerifyError>> {
         match self {
             Self::Attention(KernelSpec { stage, config, specialization, arch }) => {
-                config.generate(stage, specialization).verify(arch)
+                config.generate(stage, specialization, arch).verify(arch)
             }
             Self::Append(spec, arch) => spec.generate().verify(arch),
             Self::Merge(spec, arch) => spec.generate().verify(arch),

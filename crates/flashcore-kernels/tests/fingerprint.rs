@@ -275,11 +275,14 @@ fn each_kernel(visit: &mut impl FnMut(String, &KernelLaunch)) {
             visit_plan(&plan, &format!("{family} {number}{tile}, {name}"));
         }
     }
-    for (number, config) in Config::fp8_mma().into_iter().enumerate() {
-        let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
-        for (name, problem) in fp8_query_problems().into_iter().chain(fp8_mma_problems()) {
-            let Ok(plan) = LaunchPlan::new(&problem, config, Arch::Sm90) else { continue };
-            visit_plan(&plan, &format!("ampere fp8 {number}{tile}, {name}"));
+    // Where tensor cores multiply 8-bit floats, and where they are converted.
+    for arch in [Arch::Sm89, Arch::Sm90] {
+        for (number, config) in Config::fp8_mma().into_iter().enumerate() {
+            let tile = config.tile_n().map(|keys| format!(" {}x{keys}", config.tile_m())).unwrap_or_default();
+            for (name, problem) in fp8_query_problems().into_iter().chain(fp8_mma_problems()) {
+                let Ok(plan) = LaunchPlan::new(&problem, config, arch) else { continue };
+                visit_plan(&plan, &format!("{arch} fp8 {number}{tile}, {name}"));
+            }
         }
     }
     for (name, problem, config) in sequences() {

@@ -6,8 +6,11 @@
 //! to the largest of these exponents, and cut off, not rounded, so many bits below; the sum of what is left is exact, and
 //! cut off to `f32`. Subnormal factors keep the least exponent of their type.
 //!
-//! For 8-bit floats the model is the same with fewer bits. Their number is what others report (13 to 14 bits: DeepSeek-V3,
-//! section 3.3.2, and the paper of `SageAttention2`); no GPU has been asked by this project yet, and `flashcore conformance` on one asks it.
+//! For 8-bit floats the model is the same with fewer bits, where tensor cores multiply them: by `wgmma`, and by `mma` from
+//! `sm_89` on except on Hopper. Their number is what others report of `wgmma` (13 to 14 bits: DeepSeek-V3, section 3.3.2, and
+//! the paper of `SageAttention2`); no GPU has been asked by this project yet, and `flashcore conformance` on one asks it. On
+//! Hopper an `mma` of 8-bit floats is two of `f16` and an addition in `f32`, which ptxas makes of it
+//! ([`Arch::has_fp8_mma`](flashcore_ir::Arch::has_fp8_mma)), so that the simulator adds by the rules of those.
 //!
 //! Cutting off pulls sums towards zero by up to a unit in the last place for each instruction of a chain: harmless where
 //! operands have 16 bits, and what an `f32` kernel has to be judged with.
@@ -31,7 +34,7 @@ pub enum TensorSum {
     Truncating {
         /// Bits of a term below the largest exponent.
         fraction: u32,
-        /// The same for 8-bit floats.
+        /// The same for 8-bit floats, where tensor cores multiply them as such.
         fp8_fraction: u32,
     },
 }

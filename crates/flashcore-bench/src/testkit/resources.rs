@@ -249,7 +249,7 @@ pub fn fp8_mma_kernels(defaults: bool, arch: Arch) -> Vec<(Config, u32, Kind)> {
 pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
     let specialization = kind.specialization_for(config, head_dim);
     let kernel = config
-        .generate(Stage::Attention, specialization)
+        .generate(Stage::Attention, specialization, arch)
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;

@@ -277,7 +277,7 @@ impl Config {
             Self::Ampere(config) => config.fits_registers(specialization, arch),
             Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialization),
         };
-        in_registers && self.generate_attention(specialization).shared_bytes <= arch.shared_bytes_per_cta()
+        in_registers && self.generate_attention(specialization, arch).shared_bytes <= arch.shared_bytes_per_cta()
     }
 
     /// The config with the same text of the attention kernel: what is a run-time parameter is left out.
@@ -338,17 +338,17 @@ impl Config {
         self.block_mask_tiles(specialization).is_some()
     }
 
-    /// Writes the kernel of a stage. [`KernelSpec`](crate::KernelSpec) decides what can be generated, and keeps it.
-    pub fn generate(self, stage: Stage, specialization: Specialization) -> Kernel {
+    /// Writes the kernel of a stage for an architecture. [`KernelSpec`](crate::KernelSpec) decides what can be generated, and keeps it.
+    pub fn generate(self, stage: Stage, specialization: Specialization, arch: Arch) -> Kernel {
         match stage {
-            Stage::Attention => self.generate_attention(specialization),
+            Stage::Attention => self.generate_attention(specialization, arch),
             Stage::Combine => self.generate_combine(specialization),
             Stage::BlockMask => self.generate_block_mask(specialization),
             Stage::ResetCounter => self.generate_reset(specialization),
         }
     }
 
-    fn generate_attention(self, specialization: Specialization) -> Kernel {
+    fn generate_attention(self, specialization: Specialization, arch: Arch) -> Kernel {
         let name = self.kernel_name(specialization);
         match (self, specialization.dtype) {
             (Self::Scalar(config), DType::F16) => naive::kernel::<F16>(name, config, specialization),
@@ -360,7 +360,7 @@ impl Config {
                 attention::sm80::kernel::<Tf32>(name, config, specialization)
             }
             (Self::Ampere(config), _) if specialization.key_value_dtype().is_float8() => {
-                attention::sm80::fp8_kernel(name, config, specialization)
+                attention::sm80::fp8_kernel(name, config, specialization, arch)
             }
             (Self::Ampere(config), DType::Bf16) => attention::sm80::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ampere(config), _) => attention::sm80::kernel::<F16x2>(name, config, specialization),

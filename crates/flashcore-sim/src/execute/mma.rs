@@ -9,7 +9,7 @@
 //! Products are exact. How they are summed in `f32` is a [`TensorSum`]; in `f16` they are summed in `f64` from the
 //! accumulator on, in order of the depth, and rounded once, to nearest even.
 
-use flashcore_ir::{Fp8, MmaShape, RegisterId, Type};
+use flashcore_ir::{Arch, Fp8, MmaShape, RegisterId, Type};
 
 use crate::error::Stop;
 use crate::fp8;
@@ -38,6 +38,36 @@ type Accumulator = [[f64; COLUMNS]; ROWS];
 struct Operands {
     a: [[f32; MOST_DEPTH]; ROWS],
     b: [[f64; COLUMNS]; MOST_DEPTH],
+}
+
+impl Operands {
+    /// Replaces each element of the accumulator, given itself and its products in order of the depth.
+    fn each_element(&self, sums: &mut Accumulator, add: impl Fn(f32, Products<'_>) -> f32) {
+        for (row, sums) in self.a.iter().zip(sums) {
+            for (column, element) in sums.iter_mut().enumerate() {
+                *element = add(*element as f32, Products { row, b: &self.b, column, depth: 0 }).into();
+            }
+        }
+    }
+}
+
+/// The factors of the products of an element.
+#[derive(Clone)]
+struct Products<'a> {
+    row: &'a [f32; MOST_DEPTH],
+    b: &'a [[f64; COLUMNS]; MOST_DEPTH],
+    column: usize,
+    depth: usize,
+}
+
+impl Iterator for Products<'_> {
+    type Item = (f64, f64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let a = *self.row.get(self.depth)?;
+        self.depth += 1;
+        Some((a.into(), self.b[self.depth - 1][self.column]))
+    }
 }
 
 /// `d = a · b + c`.
@@ -164,12 +194,20 @@ fn multiply(operands: &Operands, depth: usize, sums: &mut Accumulator) {
 
 /// Sums as hardware does, element by element.
 fn truncate(sum: TensorSum, operands: &Operands, (factors, depth): ([Factor; 2], usize), sums: &mut Accumulator) {
-    for (row, sums) in operands.a.iter().zip(sums) {
-        for (column, element) in sums.iter_mut().enumerate() {
-            let products = row.iter().zip(&operands.b).take(depth).map(|(a, b)| (f64::from(*a), b[column]));
-            *element = sum.add(factors, *element as f32, products).into();
-        }
-    }
+    operands.each_element(sums, |start, products| sum.add(factors, start, products.take(depth)));
+}
+
+/// Sums 8-bit floats as Hopper does ([`Arch::has_fp8_mma`]): as `f16`, in two steps from zero, and the accumulator in `f32`.
+fn truncate_as_f16(sum: TensorSum, operands: &Operands, sums: &mut Accumulator) {
+    let factors = [Factor::of(Type::F16x2); 2];
+    operands.each_element(sums, |start, products| {
+        let of = |upper: bool| {
+            let step = products.clone().enumerate().filter(move |(depth, _)| (depth % 4 >= 2) == upper);
+            step.map(|(_, product)| product)
+        };
+        let lower = sum.add(factors, 0.0, of(false));
+        start + sum.add(factors, lower, of(true))
+    });
 }
 
 /// An operation of the tensor core on 8-bit floats.
@@ -182,7 +220,7 @@ pub(crate) struct MmaFp8<'a> {
 }
 
 /// `d = a · b + c` of 8-bit floats, 16 × 8 × 32.
-pub(crate) fn mma_fp8(registers: &mut Registers<'_>, mma: &MmaFp8<'_>, sum: TensorSum) {
+pub(crate) fn mma_fp8(registers: &mut Registers<'_>, mma: &MmaFp8<'_>, sum: TensorSum, arch: Arch) {
     let [left, right] = mma.types;
     let mut operands = Operands { a: [[0.0; MOST_DEPTH]; ROWS], b: [[0.0; COLUMNS]; MOST_DEPTH] };
     for (register, &a) in mma.a.iter().enumerate() {
@@ -209,9 +247,10 @@ pub(crate) fn mma_fp8(registers: &mut Registers<'_>, mma: &MmaFp8<'_>, sum: Tens
     }
     match sum {
         TensorSum::Exact => multiply(&operands, MOST_DEPTH, &mut sums),
-        TensorSum::Truncating { .. } => {
+        TensorSum::Truncating { .. } if arch.has_fp8_mma() => {
             truncate(sum, &operands, (mma.types.map(Factor::of_fp8), MOST_DEPTH), &mut sums);
         }
+        TensorSum::Truncating { .. } => truncate_as_f16(sum, &operands, &mut sums),
     }
     for (register, &d) in mma.d.iter().enumerate() {
         let words = core::array::from_fn(|lane| {

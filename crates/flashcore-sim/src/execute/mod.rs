@@ -367,8 +367,8 @@ pub(crate) fn execute<'k>(context: &mut Context<'_, 'k, '_>, op: &'k Op) -> Resu
         Op::MmaFp8 { left, right, ref d, ref a, ref b, ref c } => {
             context.counters.mma += 1;
             context.counters.tensor_flops += 2 * 16 * 8 * 32;
-            let sum = context.scene.tensor_sum;
-            mma::mma_fp8(&mut context.warp.registers, &MmaFp8 { types: [left, right], d, a, b, c }, sum);
+            let (sum, arch) = (context.scene.tensor_sum, context.scene.program.kernel.arch());
+            mma::mma_fp8(&mut context.warp.registers, &MmaFp8 { types: [left, right], d, a, b, c }, sum, arch);
         }
         Op::Wgmma { .. } | Op::WgmmaFp8 { .. } => wgmma::start(context, op)?,
         Op::WgmmaFence {} => {

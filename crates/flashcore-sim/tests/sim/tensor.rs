@@ -1,9 +1,9 @@
 //! `ldmatrix` and `mma` against matrix products, with the fragment layouts as the manual writes them down.
 
-use crate::support::{bytes, kernel, run, words};
+use crate::support::{bytes, kernel, run, run_with, words};
 use flashcore_ir::types::{Accumulator, Bf16x2, F16x2, F32, MatrixOperand, Storable, Tf32, U32, U64};
-use flashcore_ir::{Builder, GlobalAddress, MmaShape, Reg};
-use flashcore_sim::{Argument, GlobalMemory};
+use flashcore_ir::{Arch, Builder, Fp8, GlobalAddress, MmaShape, Reg};
+use flashcore_sim::{Argument, GlobalMemory, Options, TensorSum};
 
 /// Where the manual puts element `i` of a lane: (row, column) of an operand.
 type Layout = fn(lane: usize, i: usize) -> (usize, usize);
@@ -238,4 +238,66 @@ fn accumulator_of_one_product_is_operand_of_the_next() {
             assert_eq!(a_k16(lane, i + 4), (row, column + 8));
         }
     }
+}
+
+/// The first element of the sum of an `mma` of e4m3 with an accumulator, where `factors` are codes of the first row of A and of
+/// the first column of B by their depth.
+fn first_of_fp8(arch: Arch, start: f32, factors: &[(usize, u8, u8)]) -> f32 {
+    let mut builder = Builder::new("test", 32);
+    let k = &mut builder;
+    let [a, b, d] = ["a", "b", "d"].map(|name| k.parameter::<U64>(name));
+    let lane = k.lane();
+    let [a, b] = [(a, 16u32), (b, 8u32)].map(|(base, bytes)| k.mad_wide(lane, bytes, base));
+    let (left, right) = (k.load::<U32>(a, 4), k.load::<U32>(b, 2));
+    let sums = [(); 4].map(|()| k.copy(start));
+    k.mma_fp8([Fp8::E4m3; 2], &sums, &[left[0], left[1], left[2], left[3]], &[right[0], right[1]]);
+    let target = k.mad_wide(lane, 4u32, d);
+    k.store_one(target, sums[0]);
+    let kernel = builder.finish().verify(arch).expect("it keeps the rules");
+    // Lane t has depths 4t to 4t + 3 of the first 16 in register 0 of both, and the others in register 2 of A and 1 of B.
+    let (mut left, mut right) = (vec![0; 32 * 16], vec![0; 32 * 8]);
+    for &(depth, of_a, of_b) in factors {
+        let (half, lane, byte) = (depth / 16, depth % 16 / 4, depth % 4);
+        left[16 * lane + 8 * half + byte] = of_a;
+        right[8 * lane + 4 * half + byte] = of_b;
+    }
+    let mut memory = GlobalMemory::new();
+    let [a, b] = [("a", &left), ("b", &right)].map(|(name, bytes)| memory.allocate(name, bytes));
+    let d = memory.allocate_uninitialised("d", 128);
+    let options = Options { tensor_sum: TensorSum::H200, ..Options::default() };
+    let arguments = [a, b, d].map(Argument::U64);
+    run_with(&kernel, &arguments, &memory, options).unwrap_or_else(|error| panic!("{error}"));
+    f32::from_bits(words(&memory.read(d))[0])
+}
+
+/// Tensor cores that multiply 8-bit floats keep 13 bits below the largest term, the accumulator among them. Hopper multiplies
+/// them as `f16`, in two steps from zero, and rounds as it adds the accumulator.
+#[test]
+fn sums_of_fp8_by_architecture() {
+    const ONE: u8 = 0x38;
+    const SIXTEEN: u8 = 0x58;
+    /// `2^-9`, and three times that.
+    const LEAST: u8 = 1;
+    const THREE_LEAST: u8 = 3;
+    for arch in [Arch::Sm89, Arch::Sm120] {
+        assert_eq!(first_of_fp8(arch, 8192.0, &[(0, ONE, ONE)]), 8193.0);
+        assert_eq!(first_of_fp8(arch, 16384.0, &[(0, ONE, ONE)]), 16384.0);
+        assert_eq!(first_of_fp8(arch, 0.0, &[(0, SIXTEEN, SIXTEEN), (2, LEAST, LEAST)]), 256.0);
+    }
+    let ulp = |of: f32| of * f32::EPSILON;
+    // Eight products of 2^-18, half of them in each half of the depth.
+    let small = |byte: usize| (0..8).map(move |lane| (4 * lane + byte, LEAST, LEAST));
+    for arch in [Arch::Sm90, Arch::Sm90a] {
+        assert_eq!(first_of_fp8(arch, 16384.0, &[(0, ONE, ONE)]), 16385.0);
+        // The step of the lower bytes comes first, and its sum is one term of the step of the upper ones.
+        let lower_then_upper: Vec<_> = small(0).chain([(2, SIXTEEN, SIXTEEN)]).collect();
+        assert_eq!(first_of_fp8(arch, 0.0, &lower_then_upper), 256.0 + ulp(256.0));
+        let together: Vec<_> = small(3).chain([(2, SIXTEEN, SIXTEEN)]).collect();
+        assert_eq!(first_of_fp8(arch, 0.0, &together), 256.0);
+        let upper_after_lower: Vec<_> = small(2).chain([(0, SIXTEEN, SIXTEEN)]).collect();
+        assert_eq!(first_of_fp8(arch, 0.0, &upper_after_lower), 256.0);
+        // Three quarters of a unit are rounded up.
+        assert_eq!(first_of_fp8(arch, 128.0, &[(5, THREE_LEAST, LEAST)]), 128.0 + ulp(128.0));
+    }
+    assert_eq!(first_of_fp8(Arch::Sm89, 128.0, &[(5, THREE_LEAST, LEAST)]), 128.0);
 }

@@ -209,14 +209,15 @@ impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
     }
 }
 
-/// Query, key and value of 8 bits, and an output of pairs of `T`: key and value are `e5m2` if `IS_E5M2`, else `e4m3`.
-pub(crate) struct Fp8Qkv<T, const IS_E5M2: bool>(PhantomData<T>);
+/// Query, key and value of 8 bits, and an output of pairs of `T`: key and value are `e5m2` if `IS_E5M2`, else `e4m3`. P · V
+/// adds up in two levels if `TWO_LEVELS`.
+pub(crate) struct Fp8Qkv<T, const IS_E5M2: bool, const TWO_LEVELS: bool>(PhantomData<T>);
 
-impl<T, const IS_E5M2: bool> Fp8Qkv<T, IS_E5M2> {
+impl<T, const IS_E5M2: bool, const TWO_LEVELS: bool> Fp8Qkv<T, IS_E5M2, TWO_LEVELS> {
     const KV_TYPE: Fp8 = if IS_E5M2 { Fp8::E5m2 } else { Fp8::E4m3 };
 }
 
-impl<T: Element, const IS_E5M2: bool> TensorElement for Fp8Qkv<T, IS_E5M2> {
+impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for Fp8Qkv<T, IS_E5M2, TWO_LEVELS> {
     const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
     const QUERY_LAYOUT: ElementLayout = ElementLayout::of(DType::E4m3);
     const COLUMNS: LaneColumns = LaneColumns::Quads;
@@ -244,7 +245,7 @@ impl<T: Element, const IS_E5M2: bool> TensorElement for Fp8Qkv<T, IS_E5M2> {
         multiply_e4m3_query(k, Self::KV_TYPE, scores, query, keys);
     }
 
-    /// In two levels. With [`Rescale::Always`] the output is rescaled as the product of the block is added,
+    /// In two levels with [`Rescale::Always`], the output is rescaled as the product of the block is added,
     /// `O = factor * O + P * V`, which costs no instruction more than adding it. Else there is a branch between softmax and
     /// products, without which ptxas spills where outputs are wide.
     fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
@@ -256,20 +257,21 @@ impl<T: Element, const IS_E5M2: bool> TensorElement for Fp8Qkv<T, IS_E5M2> {
             row_scale
         });
         scales.scale_e4m3_weights(k, scores, &row_scale, stage);
-        let is_fused = block.config.rescale == Rescale::Always;
+        let is_fused = TWO_LEVELS && block.config.rescale == Rescale::Always;
         if !is_fused {
             softmax.rescale_output(k, output, &row_scale);
         }
         k.section("output", |k| {
             let weights = E4m3Weights::round(k, scores);
             let values = block.values.in_stage(k, stage);
-            multiply_e4m3_weights(k, Self::KV_TYPE, output, &weights, values, |k, row, element, product| {
+            let promote = |k: &mut Builder, row: usize, element, product| {
                 if is_fused {
                     k.scale_add_to(element, row_scale.factors()[row], product);
                 } else {
                     k.add_to(element, product);
                 }
-            });
+            };
+            multiply_e4m3_weights(k, Self::KV_TYPE, output, &weights, values, TWO_LEVELS.then_some(promote));
         });
     }
 

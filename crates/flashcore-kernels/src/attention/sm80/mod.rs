@@ -20,7 +20,7 @@ pub(crate) mod scales;
 mod scales_fp8;
 
 use flashcore_ir::types::{Bf16x2, F16x2, S32, U32};
-use flashcore_ir::{Builder, Compare, Kernel, Reg, SpecialRegister};
+use flashcore_ir::{Arch, Builder, Compare, Kernel, Reg, SpecialRegister};
 
 use super::kv_range::KvRange;
 use super::kv_source::KvSource;
@@ -32,7 +32,7 @@ use crate::element::ElementLayout;
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
-use crate::primitives::{FragmentPosition, LANES, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
+use crate::primitives::{Fp8Target, FragmentPosition, LANES, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
 use crate::specialization::Specialization;
 use append::NewRowTiles;
 use element::{Fp8Kv, Fp8Qkv, TensorElement};
@@ -40,19 +40,28 @@ use flashcore_problem::DType;
 use kv_pipeline::{KvPipeline, KvTiles};
 
 /// Writes the kernel for keys and values of 8 bits, under a query of 16 bits or of 8.
-pub(crate) fn fp8_kernel(name: String, config: AmpereConfig, specialization: Specialization) -> Kernel {
-    let is_bf16 = specialization.output_dtype() == DType::Bf16;
-    let write = match (specialization.has_fp8_query(), is_bf16, specialization.key_value_dtype()) {
-        (false, true, DType::E5m2) => kernel::<Fp8Kv<Bf16x2, true>>,
-        (false, true, _) => kernel::<Fp8Kv<Bf16x2, false>>,
-        (false, false, DType::E5m2) => kernel::<Fp8Kv<F16x2, true>>,
-        (false, false, _) => kernel::<Fp8Kv<F16x2, false>>,
-        (true, true, DType::E5m2) => kernel::<Fp8Qkv<Bf16x2, true>>,
-        (true, true, _) => kernel::<Fp8Qkv<Bf16x2, false>>,
-        (true, false, DType::E5m2) => kernel::<Fp8Qkv<F16x2, true>>,
-        (true, false, _) => kernel::<Fp8Qkv<F16x2, false>>,
+pub(crate) fn fp8_kernel(name: String, config: AmpereConfig, specialization: Specialization, arch: Arch) -> Kernel {
+    let write = if specialization.output_dtype() == DType::Bf16 {
+        fp8_kernel_of::<Bf16x2>(specialization, arch)
+    } else {
+        fp8_kernel_of::<F16x2>(specialization, arch)
     };
     write(name, config, specialization)
+}
+
+type Write = fn(String, AmpereConfig, Specialization) -> Kernel;
+
+/// The same with an output of pairs of `T`.
+fn fp8_kernel_of<T: Fp8Target>(specialization: Specialization, arch: Arch) -> Write {
+    let is_e5m2 = specialization.key_value_dtype() == DType::E5m2;
+    match (specialization.has_fp8_query(), is_e5m2, arch.has_fp8_mma()) {
+        (false, true, _) => kernel::<Fp8Kv<T, true>>,
+        (false, false, _) => kernel::<Fp8Kv<T, false>>,
+        (true, true, true) => kernel::<Fp8Qkv<T, true, true>>,
+        (true, true, false) => kernel::<Fp8Qkv<T, true, false>>,
+        (true, false, true) => kernel::<Fp8Qkv<T, false, true>>,
+        (true, false, false) => kernel::<Fp8Qkv<T, false, false>>,
+    }
 }
 
 /// Writes the kernel.

@@ -10,8 +10,10 @@
 //!   of two such registers are the even and the odd column of the four keys. One tile of results has the even columns of
 //!   each 16, the next the odd ones, as in products with 16-bit weights ([`adjacent_columns`]).
 //!
-//! P · V is added up in two levels: tensor cores may keep few bits when they add 8-bit products, so the product of a block of
-//! keys starts at zero, for 16 columns at a time, and is added to the output in `f32`.
+//! Tensor cores that have the instruction may keep few bits when they add 8-bit products. There P · V is added up in two
+//! levels: the product of a block of keys starts at zero, for 16 columns at a time, and is added to the output in `f32`. On
+//! `sm_90` the instruction is itself such a level ([`Arch::has_fp8_mma`](flashcore_ir::Arch::has_fp8_mma)): ptxas makes two
+//! products of `f16` out of it, which start at zero, and adds them to the accumulator in `f32`.
 
 use flashcore_ir::types::{F16x2, F32, U32};
 use flashcore_ir::{Builder, Fp8, Reg};
@@ -140,22 +142,22 @@ impl E4m3Weights {
     }
 }
 
-/// Multiplies weights by values of 8-bit floats of type `ty`, 16 columns at a time, and has `promote` add each element of the
-/// product to that of `output`, given its row among those of the lane. Tiles of `output` have even and odd columns of each
-/// 16 in turn.
+/// Multiplies weights by values of 8-bit floats of type `ty`, and adds the products to `output`, whose tiles have even and odd
+/// columns of each 16 in turn. In two levels there are products of their own of 16 columns at a time, and `promote` adds each
+/// element to that of `output`, given its row among those of the lane.
 pub fn multiply_e4m3_weights(
     k: &mut Builder,
     ty: Fp8,
     output: &Accumulator,
     weights: &E4m3Weights,
     values: TileAddresses,
-    mut promote: impl FnMut(&mut Builder, usize, Reg<F32>, Reg<F32>),
+    mut promote: Option<impl FnMut(&mut Builder, usize, Reg<F32>, Reg<F32>)>,
 ) {
     let by_column = values.by_column(k);
     let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
     let output_registers = output.m_tiles.len() as u32 * columns / 2;
     for column in (0..columns).step_by(BLOCK_COLUMNS as usize) {
-        if column > 0 && output_registers > MOST_UNORDERED_REGISTERS {
+        if promote.is_some() && column > 0 && output_registers > MOST_UNORDERED_REGISTERS {
             // ptxas would start all products before it adds the first to the output, and have no registers for them.
             k.warp_sync();
         }
@@ -166,7 +168,17 @@ pub fn multiply_e4m3_weights(
         for (matrix, column) in
             (column..columns.min(column + BLOCK_COLUMNS)).step_by(MATRIX_COLUMNS as usize).enumerate()
         {
-            let product = Accumulator::zero(k, output.m_tiles.len() as u32, MATRIX_COLUMNS);
+            let first_tile = (column / MMA_N) as usize;
+            let product = match promote {
+                Some(_) => Accumulator::zero(k, output.m_tiles.len() as u32, MATRIX_COLUMNS),
+                None => Accumulator {
+                    m_tiles: output
+                        .m_tiles
+                        .iter()
+                        .map(|tiles| tiles[first_tile..][..PARITIES.len()].to_vec())
+                        .collect(),
+                },
+            };
             for (step, blocks) in blocks.chunks(2).enumerate() {
                 for (parity, bytes) in PARITIES.into_iter().enumerate() {
                     // Of each 16 columns, the matrices of the first and of the last 8 keys.
@@ -179,7 +191,7 @@ pub fn multiply_e4m3_weights(
                     }
                 }
             }
-            let first_tile = (column / MMA_N) as usize;
+            let Some(promote) = &mut promote else { continue };
             k.section("promote", |k| {
                 for (m_tile, (product, output)) in product.m_tiles.iter().zip(&output.m_tiles).enumerate() {
                     for (product, output) in product.iter().zip(&output[first_tile..]) {
