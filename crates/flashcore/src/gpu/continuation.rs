@@ -97,7 +97,7 @@ impl Gpu {
     ) -> Result<GpuContinue, Vec<Reason>> {
         let reasons =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
-        let plan = KernelPlan::in_place(&state.merge, self.target.arch).map_err(reasons)?;
+        let plan = KernelPlan::in_place(&state.merge, self.target).map_err(reasons)?;
         let element = problem.dtype.size_bytes();
         let [multiple, _] = plan.alignments();
         if state.groups > 1 && !((state.output_stride * element) as u64).is_multiple_of(multiple) {
@@ -128,7 +128,7 @@ impl Gpu {
     fn try_in_place(&self, problem: &MergeProblem) -> Result<Option<String>, CudaError> {
         let mut small = trial(problem);
         (small.strides.output, small.strides.lse) = (small.strides.part, small.strides.part_lse);
-        let Ok(plan) = KernelPlan::in_place(&small, self.target.arch) else {
+        let Ok(plan) = KernelPlan::in_place(&small, self.target) else {
             return Ok(Some("the trial is no problem of this kernel".to_owned()));
         };
         let (kernel, _) = self.load(plan.key)?;

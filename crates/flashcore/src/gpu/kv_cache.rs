@@ -427,7 +427,7 @@ impl Gpu {
     ) -> Result<GpuKvCache, Vec<Reason>> {
         let reasons =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
-        let plan = SequencePlan::new(problem, self.target.arch).map_err(reasons)?;
+        let plan = SequencePlan::new(problem, self.target).map_err(reasons)?;
         let append = self.operation(plan.key, &plan.template, || kv_cache_trial::complaint(self, problem))?;
         let lengths = attention.as_ref().map_or(0, Executor::workspace_bytes).next_multiple_of(PART_ALIGNMENT);
         let query = (lengths + problem.attention.batch * size_of::<u32>()).next_multiple_of(PART_ALIGNMENT);

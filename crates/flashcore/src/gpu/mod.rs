@@ -75,7 +75,7 @@ impl Gpu {
         let cache = CACHE.get_or_init(|| Arc::new(KernelCache::open(CacheOptions::default())));
         let gpu = Arc::new(Self {
             kernels: Kernels::new(&context, cache.clone(), JitOptions::default()),
-            target: Target { arch, num_sms: device.attributes.num_sms },
+            target: Target::new(arch, device.attributes.num_sms).with_ptx(driver.version().ptx()),
             measured: Measured::load(cache, &context),
             stream: Stream::new(&context)?,
             loaded: Mutex::default(),
