@@ -426,7 +426,7 @@ mod tests {
         problems
     }
 
-    /// What the heuristics believe of a kernel that they have not seen is what the kernel needs, in every default config.
+    /// Early reasons are those of the generated kernel, in every default config.
     #[test]
     fn a_driver_is_refused_exactly_the_kernels_that_need_a_later_one() {
         let configs: Vec<_> = Config::all()
