@@ -52,8 +52,8 @@ typedef struct {
     void *graph;
 } lane_t;
 
-typedef enum { WORKSPACE_OF_THE_PLAN, WORKSPACE_OF_THE_CALLER, GRAPHS, MODES } mode_kind;
-static const char *const MODE_NAMES[MODES] = {"workspace of the plan", "workspace of the caller", "graphs"};
+typedef enum { WORKSPACE_OF_THE_STREAM, WORKSPACE_OF_THE_CALLER, GRAPHS, MODES } mode_kind;
+static const char *const MODE_NAMES[MODES] = {"workspace of the stream", "workspace of the caller", "graphs"};
 
 static lane_t lanes[LANES];
 static flashcore_plan_t *plan;
@@ -155,7 +155,8 @@ static int launch(lane_t *lane)
     tensors.seqused_k = address(lane->device[LENGTHS]);
     tensors.bias = address(lane->device[BIAS]);
     tensors.bias_strides.key = lane->device[BIAS] != 0;
-    if (mode == WORKSPACE_OF_THE_CALLER)
+    /* A captured launch is refused without one. */
+    if (mode != WORKSPACE_OF_THE_STREAM)
         tensors.workspace = address(lane->workspace);
     return flashcore_plan_launch_tensors(plan, lane->stream, &tensors);
 }
@@ -287,14 +288,15 @@ static size_t run_case(const case_t *given)
         if (!lane->expected_output || !lane->expected_rows)
             fail("malloc", 0);
         /* Alone: the stream is waited for before the next lane begins. */
-        mode = WORKSPACE_OF_THE_PLAN;
+        mode = WORKSPACE_OF_THE_STREAM;
         begin_round(lane);
         check("cuStreamSynchronize", driver.cuStreamSynchronize(lane->stream));
         memcpy(lane->expected_output, lane->found_output, output_bytes);
         memcpy(lane->expected_rows, lane->found_rows, row_bytes);
         wrong += (size_t)differs_from_cpu(given, &problem, lane);
-        /* For the rounds of graphs: the launch has a workspace of its own. */
+        /* For the rounds of graphs, with the workspace of the lane. */
         void *graph;
+        mode = GRAPHS;
         check("cuStreamBeginCapture", driver.cuStreamBeginCapture_v2(lane->stream, 1 /* of this thread */));
         check("flashcore_plan_launch_tensors", launch(lane));
         check("cuStreamEndCapture", driver.cuStreamEndCapture(lane->stream, &graph));

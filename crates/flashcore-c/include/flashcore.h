@@ -319,8 +319,9 @@ typedef struct flashcore_tensors_t {
   const float *aux_f32;
   // Integers that score_mod and mask_mod read.
   const int32_t *aux_i32;
-  // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
-  // for the workspace that the plan keeps for the stream, and in a run.
+  // flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished, or
+  // while a graph of it is executed; null for the workspace of the stream, which a captured launch does not have, and in
+  // a run.
   void *workspace;
   // Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
   // 0, none below the one before it.
@@ -873,9 +874,10 @@ flashcore_status_t flashcore_plan_launch(const struct flashcore_plan_t *plan,
 // `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
 //
 // A plan may be launched by any threads on any streams at once, and a launch can be captured into a CUDA graph. Where
-// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, the plan keeps one for each stream, and one
-// for each captured launch: it is allocated at the first launch on the second and every later stream, and in a capture.
-// From the 33rd stream on, a stream that is new to the plan waits for the device and takes over the workspace of another.
+// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, it takes that of the stream, which all plans
+// share: it is allocated when the stream has none as large, in the place of a smaller one, and from the 33rd stream on in
+// the place of another stream's, which waits for the device. A captured launch brings its workspace, or is an error: a graph
+// can be executed on any stream, beside anything.
 // Nothing else is allocated, and nothing else is waited for.
 //
 // # Safety

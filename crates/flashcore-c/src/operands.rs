@@ -131,8 +131,9 @@ pub struct Tensors {
     pub aux_f32: *const f32,
     /// Integers that score_mod and mask_mod read.
     pub aux_i32: *const i32,
-    /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished; null
-    /// for the workspace that the plan keeps for the stream, and in a run.
+    /// flashcore_plan_workspace_bytes() bytes, 16-byte aligned, that nobody else uses until the launch has finished, or
+    /// while a graph of it is executed; null for the workspace of the stream, which a captured launch does not have, and in
+    /// a run.
     pub workspace: *mut c_void,
     /// Where the query rows of each sequence begin among all total_q, and where the last ends: batch + 1 uint32_t, the first
     /// 0, none below the one before it.

@@ -99,9 +99,10 @@ pub unsafe extern "C" fn flashcore_plan_launch(
 /// `stream` is a CUstream or cudaStream_t of the device's primary context, null for the default stream.
 ///
 /// A plan may be launched by any threads on any streams at once, and a launch can be captured into a CUDA graph. Where
-/// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, the plan keeps one for each stream, and one
-/// for each captured launch: it is allocated at the first launch on the second and every later stream, and in a capture.
-/// From the 33rd stream on, a stream that is new to the plan waits for the device and takes over the workspace of another.
+/// flashcore_plan_workspace_bytes() is not 0 and the launch brings no workspace, it takes that of the stream, which all plans
+/// share: it is allocated when the stream has none as large, in the place of a smaller one, and from the 33rd stream on in
+/// the place of another stream's, which waits for the device. A captured launch brings its workspace, or is an error: a graph
+/// can be executed on any stream, beside anything.
 /// Nothing else is allocated, and nothing else is waited for.
 ///
 /// # Safety

@@ -143,10 +143,6 @@ functions! {
         // Every driver has this symbol; the headers of CUDA 13 give the name to `cuEventElapsedTime_v2`, which drivers
         // before 12.8 lack.
         cuEventElapsedTime(*mut f32, CUevent, CUevent);
-        // Every driver from 12.0 on has this symbol; the headers of CUDA 13 have its successor alone.
-        cuStreamGetCaptureInfo_v2(
-            CUstream, *mut CUstreamCaptureStatus, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize,
-        );
         // With the number in place of the enum, so that any code can be passed.
         cuGetErrorName(Code, *mut *const c_char);
         cuGetErrorString(Code, *mut *const c_char);

@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fs;
 use std::sync::{Mutex, OnceLock, Weak};
 
+use flashcore_ir::target::ptx_of_cuda;
 use libloading::Library;
 
 use crate::api::{Api, Code};
@@ -24,6 +25,13 @@ pub(crate) const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else 
 /// The version of CUDA that a driver implements, 13000 for 13.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverVersion(pub i32);
+
+impl DriverVersion {
+    /// The newest PTX version that drivers of this version compile.
+    pub fn ptx(self) -> (u8, u8) {
+        ptx_of_cuda(((self.0 / 1000) as u8, (self.0 % 1000 / 10) as u8))
+    }
+}
 
 impl fmt::Display for DriverVersion {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -221,5 +229,13 @@ mod tests {
     fn versions_read_like_nvidias() {
         assert_eq!(DriverVersion(13_000).to_string(), "13.0");
         assert_eq!(DriverVersion(12_080).to_string(), "12.8");
+    }
+
+    /// R535 is 12.2, R550 is 12.4; a driver newer than this crate compiles what older ones do.
+    #[test]
+    fn drivers_compile_ptx_of_their_release() {
+        let versions = [12_000, 12_020, 12_040, 12_060, 12_080, 13_000, 14_010].map(|cuda| DriverVersion(cuda).ptx());
+        assert_eq!(versions, [(8, 0), (8, 2), (8, 4), (8, 5), (8, 7), (9, 0), (9, 0)]);
+        assert_eq!(OLDEST_DRIVER.ptx(), (8, 0));
     }
 }

@@ -178,6 +178,15 @@ pub enum CudaError {
         /// The call.
         call: &'static str,
     },
+    /// A captured launch that needs a workspace and brings none.
+    #[error(
+        "a launch that is captured in a graph needs a workspace of {bytes} bytes: bring one with its tensors, memory that \
+         nothing else uses while an executable graph of it runs"
+    )]
+    CapturedWorkspace {
+        /// Bytes of the workspace.
+        bytes: usize,
+    },
     /// The driver cannot compile the kernel.
     #[error("the driver cannot compile kernel `{kernel}`: {failure}\n{log}")]
     Compile {

@@ -46,8 +46,6 @@ pub(crate) struct State {
     pub(crate) argument_count: usize,
     pub(crate) launches: Vec<SeenLaunch>,
     pub(crate) capturing: bool,
-    /// The number of the graph that is captured.
-    pub(crate) capture_id: u64,
     /// True while calls are allowed that would invalidate a capture.
     pub(crate) relaxed: bool,
     /// The contexts current on this thread, innermost last.
@@ -84,7 +82,6 @@ impl State {
             argument_count: 0,
             launches: Vec::new(),
             capturing: false,
-            capture_id: 0,
             relaxed: false,
             current: Vec::new(),
             compute: (9, 0),
@@ -234,14 +231,6 @@ functions! {
             return STREAM_CAPTURE_UNSUPPORTED;
         }
         *id = stream.addr() as u64;
-        code::SUCCESS
-    }
-    fn cuStreamGetCaptureInfo_v2(
-        state, _stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, _graph: *mut CUgraph,
-        _nodes: *mut *const CUgraphNode, _count: *mut usize,
-    ) {
-        *status = CUstreamCaptureStatus(u32::from(state.capturing));
-        *id = state.capture_id;
         code::SUCCESS
     }
     fn cuThreadExchangeStreamCaptureMode(state, mode: *mut CUstreamCaptureMode) {

@@ -41,7 +41,7 @@
 //! | `driver`, `device`, [`arch`] | version, GPUs, and the kernels that they run |
 //! | `context` | the device's primary context, shared with every other library; which one is current; what poisons it |
 //! | `stream`, `event`, `graph` | order, time, and replay |
-//! | `workspace` | scratch memory between the kernels of a launch, one for each stream |
+//! | `workspace` | scratch memory between the kernels of a launch, one for each stream, shared by all plans |
 //! | `memory`, `l2` | device memory, and a cold cache for measurements |
 //! | `jit`, `jit_log` | PTX to machine code, and the compiler's log |
 //! | `module`, `arguments`, `launch` | loaded code, and the call of it |
@@ -112,4 +112,4 @@ pub use module::{Function, Module, Usage};
 pub use run_owned::run_owned;
 pub use stream::Stream;
 pub use tensor_map::EncodedTensorMap;
-pub use workspace::Workspaces;
+pub use workspace::{Workspace, Workspaces};

@@ -83,6 +83,10 @@ impl Stream {
 
     /// True while it captures a graph instead of executing.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        // The default stream cannot be captured, and the query fails while another is.
+        if self.handle().is_null() {
+            return Ok(false);
+        }
         let _current = self.context().enter()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the function writes one number.
@@ -102,21 +106,6 @@ impl Stream {
         // SAFETY: the function writes one number.
         unsafe { cuda!(self.context(), cuStreamGetId(self.handle(), &raw mut id)) }?;
         Ok(id)
-    }
-
-    /// The number of the graph that it captures, if it does: unique in the process.
-    pub(crate) fn capture(&self) -> Result<Option<u64>, CudaError> {
-        // The default stream cannot be captured, and the query fails while another is.
-        if self.handle().is_null() {
-            return Ok(None);
-        }
-        let _current = self.context().enter()?;
-        let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        let (state, number) = (&raw mut status, &raw mut id);
-        let (graph, nodes, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the function writes two numbers; the other pointers may be null.
-        unsafe { cuda!(self.context(), cuStreamGetCaptureInfo_v2(self.handle(), state, number, graph, nodes, count)) }?;
-        Ok((status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
     }
 
     /// An error while it captures a graph, for calls that would otherwise touch the host's memory when the graph is

@@ -48,6 +48,37 @@ pub const HOPPER: Since = Since::new((8, 0), 90);
 /// PTX 8.0 on `sm_90a`: `wgmma` and `setmaxnreg`, which later GPUs do not have.
 pub const HOPPER_ONLY: Since = Since { ptx: (8, 0), compute: 90, specific: true };
 
+/// The first CUDA release whose drivers compile each PTX version, both as (major, minor), from the release notes of the PTX
+/// manual.
+const PTX_OF_CUDA: [((u8, u8), (u8, u8)); 10] = [
+    ((12, 0), (8, 0)),
+    ((12, 1), (8, 1)),
+    ((12, 2), (8, 2)),
+    ((12, 3), (8, 3)),
+    ((12, 4), (8, 4)),
+    ((12, 5), (8, 5)),
+    ((12, 7), (8, 6)),
+    ((12, 8), (8, 7)),
+    ((12, 9), (8, 8)),
+    ((13, 0), (9, 0)),
+];
+
+/// The newest PTX version that a driver of a CUDA release compiles; at least the first and at most the last that is known
+/// here.
+pub fn ptx_of_cuda(cuda: (u8, u8)) -> (u8, u8) {
+    let known = PTX_OF_CUDA.iter().rfind(|(first, _)| *first <= cuda);
+    known.unwrap_or(&PTX_OF_CUDA[0]).1
+}
+
+/// The first CUDA release whose drivers compile a PTX version; the last that is known here for versions after it.
+pub fn cuda_of_ptx(ptx: (u8, u8)) -> (u8, u8) {
+    let known = PTX_OF_CUDA.iter().find(|(_, has)| *has >= ptx);
+    known.unwrap_or(&PTX_OF_CUDA[PTX_OF_CUDA.len() - 1]).0
+}
+
+/// The newest PTX version that is known here: no kernel needs a later one.
+pub const NEWEST_PTX: (u8, u8) = PTX_OF_CUDA[PTX_OF_CUDA.len() - 1].1;
+
 impl fmt::Display for Since {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ptx: (major, minor), compute, specific } = self;

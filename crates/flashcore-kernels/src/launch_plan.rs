@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use flashcore_ir::target::NEWEST_PTX;
 use flashcore_ir::{Arch, Argument, VerifiedKernel};
 use flashcore_problem::{KvCacheProblem, Operand, Problem};
 
@@ -18,7 +19,7 @@ use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, SCALE_WORDS, argumen
 use crate::spec::{KernelSpec, Stage};
 use crate::specialization::Specialization;
 use crate::tensor_maps::tensor_maps;
-use crate::unsupported::{Reason, packed_rows, reasons};
+use crate::unsupported::{Reason, check_kernel, packed_rows, reasons};
 
 /// A GPU as far as plans depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,12 +28,27 @@ pub struct Target {
     pub arch: Arch,
     /// Number of SMs: as many persistent CTAs run at a time.
     pub num_sms: u32,
+    /// The newest PTX version that the driver compiles.
+    pub ptx: (u8, u8),
 }
 
-/// A GPU with an SM for every CTA.
+impl Target {
+    /// A GPU under a driver that compiles every kernel.
+    pub const fn new(arch: Arch, num_sms: u32) -> Self {
+        Self { arch, num_sms, ptx: NEWEST_PTX }
+    }
+
+    /// The GPU under a driver that compiles PTX up to this version.
+    #[must_use]
+    pub const fn with_ptx(self, ptx: (u8, u8)) -> Self {
+        Self { ptx, ..self }
+    }
+}
+
+/// A GPU with an SM for every CTA, under a driver that compiles every kernel.
 impl From<Arch> for Target {
     fn from(arch: Arch) -> Self {
-        Self { arch, num_sms: u32::MAX }
+        Self::new(arch, u32::MAX)
     }
 }
 
@@ -178,10 +194,11 @@ impl LaunchPlan {
     fn build(
         problem: &Problem,
         config: Config,
-        Target { arch, num_sms }: Target,
+        target: Target,
         append: Option<(FusedAppend, Vec<Argument>)>,
     ) -> Result<Self, Vec<Reason>> {
-        let reasons = reasons(problem, config, arch);
+        let Target { arch, num_sms, .. } = target;
+        let reasons = reasons(problem, config, target);
         if !reasons.is_empty() {
             return Err(reasons);
         }
@@ -248,11 +265,7 @@ impl LaunchPlan {
         launches.push(attention);
         launches.extend(combine);
         for launch in &launches {
-            launch.spec.check().map_err(|errors| {
-                let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
-                reasons.dedup();
-                reasons
-            })?;
+            check_kernel(launch.spec, target)?;
         }
         // Sequences have neither splits nor a block mask beside the counter.
         let counter = if dynamic { COUNTER_BYTES } else { 0 };

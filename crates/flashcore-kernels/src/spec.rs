@@ -60,7 +60,7 @@ const KEPT_KERNELS: usize = 16;
 /// The verdict on every kernel that was generated in this process, and the last ones themselves.
 #[derive(Default)]
 struct Generated {
-    verdicts: HashMap<KernelKey, Result<(), Vec<VerifyError>>>,
+    verdicts: HashMap<KernelKey, Result<(u8, u8), Vec<VerifyError>>>,
     kept: VecDeque<(KernelKey, Arc<VerifiedKernel>)>,
 }
 
@@ -96,9 +96,8 @@ impl KernelSpec {
         Self { stage, config, specialization, arch }
     }
 
-    /// The rules that the kernel breaks, if any: shared memory that the architecture has not, say. Generates the kernel
-    /// the first time only.
-    pub fn check(self) -> Result<(), Vec<VerifyError>> {
+    /// As [`KernelKey::check`].
+    pub fn check(self) -> Result<(u8, u8), Vec<VerifyError>> {
         KernelKey::from(self).check()
     }
 
@@ -109,11 +108,11 @@ impl KernelSpec {
 }
 
 impl KernelKey {
-    /// The rules that the kernel breaks, if any: shared memory that the architecture has not, say. Generates the kernel
-    /// the first time only.
-    pub fn check(self) -> Result<(), Vec<VerifyError>> {
+    /// The PTX version that the kernel is printed in, or the rules that it breaks: shared memory that the architecture has
+    /// not, say. Generates the kernel the first time only.
+    pub fn check(self) -> Result<(u8, u8), Vec<VerifyError>> {
         let known = || generated().lock().unwrap_or_else(PoisonError::into_inner).verdicts.get(&self).cloned();
-        known().unwrap_or_else(|| self.kernel().map(|_| ()))
+        known().unwrap_or_else(|| self.kernel().map(|kernel| kernel.ptx()))
     }
 
     /// The kernel, generated and verified now, or kept from a moment ago.
@@ -124,7 +123,7 @@ impl KernelKey {
         }
         let kernel = self.generate().map(Arc::new);
         let mut generated = lock();
-        generated.verdicts.insert(self, kernel.as_ref().map(|_| ()).map_err(Clone::clone));
+        generated.verdicts.insert(self, kernel.as_ref().map(|kernel| kernel.ptx()).map_err(Clone::clone));
         if let Ok(kernel) = &kernel {
             generated.kept.push_back((self, kernel.clone()));
             if generated.kept.len() > KEPT_KERNELS {

@@ -1,12 +1,14 @@
 //! Every reason why a kernel cannot run a problem.
 
+use flashcore_ir::target::{ADA_FP8, ADA_FP8_MMA, cuda_of_ptx};
 use flashcore_ir::tensor_map::InvalidTensorMap;
-use flashcore_ir::{Arch, VerifyError};
+use flashcore_ir::{Arch, Since, VerifyError};
 use flashcore_problem::{DType, DTypes, Operand, OperandSet, PagedKv, Problem, ProblemError};
 
 use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
-use crate::launch_plan::GridShape;
+use crate::launch_plan::{GridShape, Target};
 use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES, Rescale};
+use crate::spec::KernelKey;
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::tensor_maps::tensor_maps;
 
@@ -138,6 +140,10 @@ pub enum Reason {
     OneLevel { config: Config },
     #[error("the append to an {cache_dtype} cache {why}: append on the CPU, or quantise before and copy codes")]
     Quantize { cache_dtype: DType, why: &'static str },
+    #[error(
+        "the kernel needs PTX {}, and the driver compiles PTX {} at most: update it to CUDA {} or later, or take another element type", version(*needs), version(*ptx), version(cuda_of_ptx(*needs))
+    )]
+    Driver { needs: (u8, u8), ptx: (u8, u8) },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
 }
@@ -152,12 +158,34 @@ pub(crate) const fn packed_rows(problem: &Problem) -> usize {
 }
 
 /// True if a config takes a problem, as far as that can be told without generating the kernel, and its tiles fit.
-pub(crate) fn takes(problem: &Problem, config: Config, arch: Arch) -> bool {
+pub(crate) fn takes(problem: &Problem, config: Config, target: Target) -> bool {
     let fits = match config {
-        Config::Hopper(hopper) => arch == Arch::Sm90a && hopper.fits_shared(config.specialization(problem)),
+        Config::Hopper(hopper) => target.arch == Arch::Sm90a && hopper.fits_shared(config.specialization(problem)),
         Config::Scalar(_) | Config::Ampere(_) | Config::Ladder(_) => true,
     };
-    fits && reasons(problem, config, arch).is_empty()
+    fits && reasons(problem, config, target).is_empty()
+}
+
+/// Ok if a kernel keeps all rules and the driver of a target compiles it. Generates the kernel the first time only.
+pub(crate) fn check_kernel(key: impl Into<KernelKey>, Target { ptx, .. }: Target) -> Result<(), Vec<Reason>> {
+    let needs = key.into().check().map_err(|errors| {
+        let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
+        reasons.dedup();
+        reasons
+    })?;
+    if needs <= ptx { Ok(()) } else { Err(vec![Reason::Driver { needs, ptx }]) }
+}
+
+/// The needs of the 8-bit floats of a config, which drivers and GPUs in use may lack.
+fn fp8_since(problem: &Problem, config: Config) -> Option<Since> {
+    let types = problem.dtypes();
+    match config {
+        Config::Ampere(_) if types.query.is_float8() => Some(ADA_FP8_MMA),
+        Config::Ampere(AmpereConfig { fp8: Fp8Widening::Convert, .. }) if types.key_value.is_float8() => Some(ADA_FP8),
+        // Weights become codes.
+        Config::Hopper(_) if types.query.is_float8() => Some(ADA_FP8),
+        Config::Scalar(_) | Config::Ampere(_) | Config::Hopper(_) | Config::Ladder(_) => None,
+    }
 }
 
 /// Reasons against packed and paged sequences: only the kernels that find rows and keys by sequence take them.
@@ -180,7 +208,8 @@ fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Op
 }
 
 /// Every reason against a config for a problem that can be told without generating the kernel.
-pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
+pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<Reason> {
+    let Target { arch, ptx, .. } = target;
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let kernel = config.family();
     let types = problem.dtypes();
@@ -237,6 +266,12 @@ pub(crate) fn reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reas
             reasons.extend(hopper_reasons(problem, config, hopper));
         }
     }
+    if let Some(since) = fp8_since(problem, config)
+        && arch.has(since)
+        && since.ptx > ptx
+    {
+        reasons.push(Reason::Driver { needs: since.ptx, ptx });
+    }
     let is_packed = config.pack_gqa();
     if is_packed {
         let features = unpackable(config.specialization(problem));
@@ -270,13 +305,13 @@ fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
         return vec![Reason::Float8 { kernel: config.family(), types }];
     };
     let (width, has_fp8_query) = (config.specialization(problem).vec_bytes, types.query.is_float8());
-    let converts = ampere.fp8 == Fp8Widening::Convert && !has_fp8_query;
+    let lacks = |needed: Since| fp8_since(problem, config) == Some(needed) && !arch.has(needed);
     let reasons = [
         (!config.dtypes().contains(&types.query) && ampere.accumulation == Accumulation::F32)
             .then_some(Reason::Float8 { kernel: config.family(), types }),
         (ampere.accumulation == Accumulation::F16).then_some(Reason::Float8Sums { config }),
-        (converts && arch.compute() < 89).then_some(Reason::Float8Convert { config, arch }),
-        (has_fp8_query && arch.compute() < 89).then_some(Reason::Float8Query { arch }),
+        lacks(ADA_FP8).then_some(Reason::Float8Convert { config, arch }),
+        lacks(ADA_FP8_MMA).then_some(Reason::Float8Query { arch }),
         (has_fp8_query && ampere.rescale == Rescale::Threshold).then_some(Reason::Float8Threshold { config }),
         (width < HALF_BYTES).then_some(Reason::Float8Width { width }),
     ];
@@ -342,9 +377,125 @@ fn listed(dtypes: &[DType]) -> String {
     dtypes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
+fn version((major, minor): (u8, u8)) -> String {
+    format!("{major}.{minor}")
+}
+
 fn dims(multiple: usize, most: usize) -> String {
     match multiple {
         1 => format!("1 to {most}"),
         _ => format!("multiples of {multiple} up to {most}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heuristics::{self, sm80, sm90};
+    use crate::launch_plan::LaunchPlan;
+
+    const OLDEST: (u8, u8) = (8, 0);
+
+    fn problem(
+        batch: usize,
+        heads: usize,
+        length: usize,
+        dim: usize,
+        (dtype, cache): (DType, Option<DType>),
+    ) -> Problem {
+        let output = dtype.is_float8().then_some(DType::Bf16);
+        Problem::new(batch, heads, length, dim, dtype).with_kv_dtype(cache).with_out_dtype(output)
+    }
+
+    /// Problems with every choice of 8-bit floats: query, cache, or neither; one row over many keys, and many rows.
+    fn problems() -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for types in [
+            (DType::F16, None),
+            (DType::F32, None),
+            (DType::F16, Some(DType::E4m3)),
+            (DType::Bf16, Some(DType::E5m2)),
+            (DType::E4m3, None),
+        ] {
+            for (dim, rows) in [(64, 1), (128, 1), (128, 300), (256, 300)] {
+                let mut problem = problem(2, 8, rows, dim, types);
+                (problem.key_heads, problem.key_length) = (2, 4096);
+                problems.push(problem);
+            }
+        }
+        problems
+    }
+
+    /// Early reasons are those of the generated kernel, in every default config.
+    #[test]
+    fn a_driver_is_refused_exactly_the_kernels_that_need_a_later_one() {
+        let configs: Vec<_> = Config::all()
+            .into_iter()
+            .chain(sm80::ALL_FP8.map(Config::Ampere))
+            .chain(sm80::ALL_F32.map(Config::Ampere))
+            .chain(sm90::ALL_FP8.map(Config::Hopper))
+            .collect();
+        let mut needed = Vec::new();
+        for problem in problems() {
+            for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
+                for &config in &configs {
+                    let config = config.with_fp8_widening(&problem, arch.into());
+                    let Ok(plan) = LaunchPlan::new(&problem, config, arch) else { continue };
+                    let needs = plan.launches.iter().map(|launch| launch.kernel().ptx()).max().unwrap();
+                    let oldest = Target::from(arch).with_ptx(OLDEST);
+                    let refused = vec![Reason::Driver { needs, ptx: OLDEST }];
+                    let expected = if needs > OLDEST { refused } else { Vec::new() };
+                    assert_eq!(reasons(&problem, config, oldest), expected, "{config} {problem} on {arch}");
+                    assert_eq!(LaunchPlan::new(&problem, config, oldest).err().unwrap_or_default(), expected);
+                    assert!(LaunchPlan::new(&problem, config, oldest.with_ptx(needs)).is_ok());
+                    needed.push(needs);
+                }
+            }
+        }
+        needed.sort_unstable();
+        needed.dedup();
+        assert_eq!(needed[needed.len() - 2..], [(8, 1), (8, 4)]);
+    }
+
+    /// Whatever the driver, the kernel that a problem gets is one that the driver compiles, if there is one.
+    #[test]
+    fn an_old_driver_gets_another_kernel_or_the_reason() {
+        let choice = |problem: &Problem, arch, ptx| {
+            let target = Target::new(arch, 58).with_ptx(ptx);
+            let config = heuristics::select(problem, target);
+            LaunchPlan::new(problem, config, target).map(|plan| plan.config)
+        };
+        for problem in problems() {
+            for arch in [Arch::Sm89, Arch::Sm90a] {
+                // Query, key and value of 8 bits have no kernel without an instruction.
+                let drivers = [(8, 0), (8, 1), (8, 2), (8, 4)];
+                let Some(needs) = drivers.into_iter().find(|&ptx| choice(&problem, arch, ptx).is_ok()) else {
+                    panic!("{problem} on {arch} has no kernel under any driver");
+                };
+                assert!(needs == OLDEST || problem.dtype.is_float8(), "{problem} on {arch}");
+                for ptx in drivers {
+                    let expected = if ptx < needs { vec![Reason::Driver { needs, ptx }] } else { Vec::new() };
+                    assert_eq!(choice(&problem, arch, ptx).err().unwrap_or_default(), expected, "{problem} on {arch}");
+                }
+            }
+        }
+        // R535 on an L4: codes of a cache are widened by an instruction, and there is no product of codes.
+        let [cache, codes] =
+            [(DType::F16, Some(DType::E4m3)), (DType::E4m3, None)].map(|types| problem(1, 8, 500, 128, types));
+        let widens = |ptx| choice(&cache, Arch::Sm89, ptx).map(|config| config.to_string().contains("-cvt"));
+        assert_eq!([(8, 0), (8, 2)].map(widens), [Ok(false), Ok(true)]);
+        let reasons = choice(&codes, Arch::Sm89, (8, 2)).unwrap_err();
+        assert_eq!(reasons, [Reason::Driver { needs: (8, 4), ptx: (8, 2) }]);
+        assert_eq!(
+            reasons[0].to_string(),
+            "the kernel needs PTX 8.4, and the driver compiles PTX 8.2 at most: update it to CUDA 12.4 or later, or take \
+             another element type"
+        );
+        assert!(choice(&codes, Arch::Sm89, (8, 4)).is_ok());
+        // On an H100 there is another kernel.
+        let mut decode = codes;
+        (decode.query_length, decode.key_length, decode.batch) = (1, 4096, 64);
+        assert_eq!(choice(&decode, Arch::Sm90a, (8, 4)).unwrap().family(), "ampere");
+        assert_eq!(choice(&decode, Arch::Sm90a, (8, 2)).unwrap().family(), "hopper");
     }
 }

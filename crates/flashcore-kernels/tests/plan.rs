@@ -162,7 +162,7 @@ fn every_default_fits() {
                     let mut problem = Problem::new(1, heads, length, head_dim, DType::Bf16);
                     problem.value_dim = value_dim;
                     (problem.bias, problem.alibi) = (length == 200, length == 200);
-                    let config = select(&problem, Target { arch, num_sms: 58 });
+                    let config = select(&problem, Target::new(arch, 58));
                     let plan = LaunchPlan::new(&problem, config, arch);
                     assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
                 }
@@ -183,7 +183,7 @@ fn every_default_fits_with_expressions() {
                 (problem.key_heads, problem.query_length) = (2, queries);
                 (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
                 (problem.aux_f32, problem.aux_i32) = (9, 4096);
-                let config = select(&problem, Target { arch, num_sms: 132 });
+                let config = select(&problem, Target::new(arch, 132));
                 let plan = LaunchPlan::new(&problem, config, arch);
                 assert!(plan.is_ok(), "{config} {problem} on {arch}: {:?}", plan.err());
             }
@@ -198,7 +198,7 @@ fn decode_splits_the_keys() {
         let mut problem = Problem::new(1, 32, 1, 128, DType::F16);
         (problem.key_heads, problem.key_length) = (8, 8192);
         change(&mut problem);
-        let config = select(&problem, Target { arch, num_sms: 132 });
+        let config = select(&problem, Target::new(arch, 132));
         let Config::Ampere(AmpereConfig { chunk_keys, .. }) = config else { panic!("{config}") };
         let num_splits = match chunk_keys as usize {
             0 => 1,
@@ -251,7 +251,7 @@ fn rows_that_tma_cannot_address_are_refused_with_the_reason() {
     problem.layout = Layout::Strided(strides);
     let reasons = LaunchPlan::new(&problem, Config::hopper(), Arch::Sm90a).expect_err("rows at multiples of 8 bytes");
     assert_eq!(reasons, [Reason::Width { kernel: "hopper", width: 8 }]);
-    assert_eq!(select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 }).family(), "ampere");
+    assert_eq!(select(&problem, Target::new(Arch::Sm90a, 132)).family(), "ampere");
     let wide = Problem::new(1, 8, 512, 256, DType::F16);
     let reasons = LaunchPlan::new(&wide, Config::hopper(), Arch::Sm90a).expect_err("224 registers");
     assert_eq!(reasons, [Reason::Registers { config: Config::hopper(), registers: 224, limit: 200 }]);
@@ -284,7 +284,7 @@ fn every_problem_on_hopper_gets_a_plan() {
                 for bias in [false, true] {
                     let mut problem = Problem::new(batch, 8, length, dim, DType::Bf16);
                     (problem.value_dim, problem.mask, problem.bias) = (value_dim, mask, bias);
-                    let config = select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 });
+                    let config = select(&problem, Target::new(Arch::Sm90a, 132));
                     let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
                     assert!(plan.is_ok(), "{problem} {config}: {:?}", plan.err());
                 }

@@ -3,7 +3,6 @@
 
 use std::fmt::{Display, Write};
 
-use flashcore_ir::target::{AMPERE, HOPPER};
 use flashcore_ir::{If, Instruction, Kernel, Loop, Op, Origin, ParameterType, SectionId, Statement, VerifiedKernel};
 
 use crate::instruction;
@@ -43,8 +42,7 @@ impl Printer<'_> {
     fn module(&mut self, verified: &VerifiedKernel) {
         let kernel = self.kernel;
         let arch = verified.arch();
-        let clusters = if kernel.cluster == [1; 3] { AMPERE } else { HOPPER };
-        let (major, minor) = kernel.since().and(clusters).ptx.max(arch.ptx());
+        let (major, minor) = verified.ptx();
         self.line(format_args!(".version {major}.{minor}"));
         self.line(format_args!(".target {arch}"));
         self.line(".address_size 64");

@@ -306,8 +306,8 @@ struct Captured {
     seqused_k: DeviceBuffer,
     page_table: DeviceBuffer,
     output: DeviceBuffer,
-    /// Caches and tables of angles: only kernels use them.
-    _resident: [DeviceBuffer; 4],
+    /// Caches, tables of angles and the workspace of attention: only kernels use them.
+    _resident: [DeviceBuffer; 5],
 }
 
 impl Captured {
@@ -325,6 +325,8 @@ impl Captured {
         let (slot_mapping, positions) = (buffer(MOST_ROWS * 8)?, buffer(MOST_ROWS * 8)?);
         let (cu_seqlens_q, seqused_k) = (buffer((SEQUENCES + 1) * 4)?, buffer(SEQUENCES * 4)?);
         let page_table = buffer(SEQUENCES * PAGES_PER_SEQUENCE * 4)?;
+        // A captured launch brings its workspace. Graphs that run one after another could share one.
+        let workspace = buffer(plan.workspace_bytes())?;
 
         let appended = AppendTensors::new(
             key.address(),
@@ -339,7 +341,8 @@ impl Captured {
             DeviceTensors::new(query.address(), key_cache.address(), value_cache.address(), output.address())
                 .with_cu_seqlens_q(cu_seqlens_q.address())
                 .with_seqused_k(seqused_k.address())
-                .with_page_table(page_table.address());
+                .with_page_table(page_table.address())
+                .with_workspace(workspace.address());
         let graph = Graph::capture(&stream, |stream| {
             // SAFETY: the buffers have the sizes of the tensors and live as long as the graph; `run` waits for each replay.
             unsafe { append.launch(stream, appended) }?;
@@ -358,7 +361,7 @@ impl Captured {
             seqused_k,
             page_table,
             output,
-            _resident: [key_cache, value_cache, cos, sin],
+            _resident: [key_cache, value_cache, cos, sin, workspace],
         })
     }
 

@@ -56,14 +56,17 @@ impl ContinuePlan {
     pub fn new(problem: &Problem, device: &Device) -> Result<Self, Unsupported> {
         let refuse = |errors: Vec<_>| Unsupported::new(errors.into_iter().map(Reason::Problem).collect());
         let state = StateMerge::of(problem).map_err(refuse)?;
-        let attention = Plan::new(problem, device)?;
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "there is no workspace"))]
+        let mut attention = Plan::new(problem, device)?;
         let merge = MergePlan::new(&state.merge, device)?;
         #[cfg(feature = "cuda")]
         let gpu = match &device.0 {
             Kind::Cpu => None,
             Kind::Cuda(gpu) => {
                 let prepared = gpu.continuation(problem, &state, attention.workspace_bytes());
-                Some(prepared.map_err(Unsupported::new)?)
+                let gpu = prepared.map_err(Unsupported::new)?;
+                attention.report_workspace(gpu.workspace_bytes());
+                Some(gpu)
             }
         };
         Ok(Self {
@@ -90,8 +93,8 @@ impl ContinuePlan {
         self.attention.report()
     }
 
-    /// Bytes of workspace: device memory for the new partial result, and for what attention needs. The plan has a workspace
-    /// for each stream that launches it; [`DeviceTensors`] can bring another.
+    /// Bytes of workspace: device memory for the new partial result, and for what attention needs. As for
+    /// [`Plan::workspace_bytes`]; [`DeviceTensors`] can bring one.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
         self.gpu.as_ref().map_or(0, GpuContinue::workspace_bytes)

@@ -108,8 +108,9 @@ impl KvCachePlan {
                 Err(reasons) => not_fused = reasons,
             }
         }
-        let attention = Plan::with_options(&problem.attended(), device, options)?;
+        let mut attention = Plan::with_options(&problem.attended(), device, options)?;
         let launches = gpu.separate_kv_cache(problem, attention.executor().cloned()).map_err(Unsupported::new)?;
+        attention.report_workspace(launches.workspace_bytes());
         Ok(plan(attention.report().clone(), launches, not_fused))
     }
 
@@ -142,8 +143,8 @@ impl KvCachePlan {
     }
 
     /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for lengths, the rotated
-    /// query and partial results. The plan has a workspace for each stream that launches it;
-    /// [`DeviceTensors::with_workspace`](crate::DeviceTensors::with_workspace) of the attention brings another.
+    /// query and partial results. As for [`Plan::workspace_bytes`];
+    /// [`DeviceTensors::with_workspace`](crate::DeviceTensors::with_workspace) of the attention brings one.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
         self.gpu.as_ref().map_or(0, GpuKvCache::workspace_bytes)
@@ -183,7 +184,7 @@ impl KvCachePlan {
     /// * nobody writes what is read, and nobody uses output, log-sum-exp or the rows of the caches that are written;
     /// * no element that is written lies where another tensor has one;
     /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nobody else uses it;
-    /// * of the executable graphs made from one captured launch, one is executed at a time: they share its workspace;
+    /// * of the executable graphs made from one captured launch, one is executed at a time: they share outputs and workspace;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.

@@ -183,10 +183,19 @@ impl Plan {
     }
 
     /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial results
-    /// and block masks. The plan has a workspace for each stream that launches it; [`DeviceTensors`] can bring another.
+    /// and block masks. Each stream has one for all plans, as large as the largest that it launched, until the last of those
+    /// plans is dropped; [`DeviceTensors`] can bring another, and does for a captured launch.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
         self.executor().map_or(0, Executor::workspace_bytes)
+    }
+
+    /// Reports a workspace of so many bytes, for a plan that launches more than its attention.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn report_workspace(&mut self, bytes: usize) {
+        if let Some(kernel) = &mut self.report.kernel {
+            kernel.workspace_bytes = bytes as u64;
+        }
     }
 
     /// The kernels on a GPU; `None` on the CPU, and where there is nothing to launch.
@@ -228,9 +237,9 @@ impl Plan {
     ///
     /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
     /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
-    /// not 0, the tensors bring no workspace, and the stream launches the plan for the first time or is a captured one:
-    /// each has a workspace of its own. From the 33rd stream on, a stream that is new to the plan waits for the device and
-    /// takes over the workspace of another. Addresses that [`DeviceTensors::validate`] refuses are an error, and nothing is
+    /// not 0, the tensors bring no workspace, and the stream has none as large. Then a smaller one is freed, and from the 33rd
+    /// stream on that of another stream, which waits for the device. A captured launch brings its workspace, or is refused: a
+    /// graph can be executed on any stream, beside anything. Addresses that [`DeviceTensors::validate`] refuses are an error, and nothing is
     /// launched. Errors that happen on the GPU surface at a later call, usually a wait for the stream.
     ///
     /// # Safety
@@ -242,7 +251,7 @@ impl Plan {
     /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
     /// * no element of output or log-sum-exp lies where another tensor has one;
     /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nobody else uses it;
-    /// * of the executable graphs made from one captured launch, one is executed at a time: they share its workspace;
+    /// * of the executable graphs made from one captured launch, one is executed at a time: they share outputs and workspace;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.

@@ -57,7 +57,7 @@ pub struct KernelReport {
     /// Bytes of shared memory of a CTA.
     pub shared_bytes: u32,
     /// Bytes of workspace that the kernels of a launch hand to each other, for split-KV partial results and block
-    /// masks; 0 for a kernel that needs none.
+    /// masks; 0 for a kernel that needs none. A stream has one for all plans, and a captured launch brings its own.
     pub workspace_bytes: u64,
     /// Registers and memory it uses, in the driver's own account.
     pub usage: Usage,
@@ -143,6 +143,10 @@ impl fmt::Display for KernelReport {
             "kernel {name} for {arch}, grid {x}x{y}x{z}, {threads} threads, {shared_bytes} bytes shared, \
              {registers} registers, {local_bytes} bytes local"
         )?;
+        match self.workspace_bytes {
+            0 => {}
+            bytes => write!(formatter, "\nworkspace of {bytes} bytes for each stream, shared with other plans")?,
+        }
         match self.config.accuracy() {
             Accuracy::Exact => {}
             accuracy @ (Accuracy::NearF32 | Accuracy::Tf32) => write!(formatter, "\n{accuracy}")?,
@@ -174,7 +178,7 @@ mod tests {
             grid: [8, 4, 1],
             threads: 64,
             shared_bytes: 1024,
-            workspace_bytes: 0,
+            workspace_bytes: 273_000_000,
             usage: Usage {
                 registers: 168,
                 local_bytes: 0,
@@ -191,6 +195,7 @@ mod tests {
         let expected = "a problem on a GPU\n\
                         kernel flashcore_scalar for sm_90, grid 8x4x1, 64 threads, 1024 bytes shared, 168 registers, \
                         0 bytes local\n\
+                        workspace of 273000000 bytes for each stream, shared with other plans\n\
                         from the cache on disk in 3.1 ms, planned in 8.4 ms, self-check passed before";
         assert_eq!(report.to_string(), expected);
     }

@@ -47,7 +47,7 @@ pub fn tune(
     go_on: impl FnMut(usize, Config) -> bool,
 ) -> Result<Found, String> {
     let (problem, inputs) = (&workload.problem, workload.inputs(0));
-    let points = heuristics::starting_points(problem, Target { arch, num_sms });
+    let points = heuristics::starting_points(problem, Target::new(arch, num_sms));
     let time = |config: Config| match gpu.time(problem, Some(config), &inputs) {
         Ok(Ok(times)) => Ok(times.hot.quantile(0.5)),
         Ok(Err(verdict)) => Err(verdict.to_string()),

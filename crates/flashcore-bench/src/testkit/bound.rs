@@ -48,6 +48,8 @@ pub struct Contents {
 pub struct BoundGraph<'a> {
     bound: &'a Bound,
     graph: Graph,
+    /// Freed after the graph, once nothing on the device uses it.
+    _workspace: DeviceBuffer,
 }
 
 impl Bound {
@@ -86,18 +88,25 @@ impl Bound {
     }
 
     /// Puts one launch on the stream.
-    #[expect(unsafe_code, reason = "a launch takes addresses")]
     pub fn launch(&self) -> Result<(), Error> {
+        self.launch_in(None)
+    }
+
+    #[expect(unsafe_code, reason = "a launch takes addresses")]
+    fn launch_in(&self, workspace: Option<&DeviceBuffer>) -> Result<(), Error> {
+        let tensors = self.tensors.with_workspace(workspace.map_or(0, DeviceBuffer::address));
         // SAFETY: the addresses are those of this value's own buffers, which hold the whole tensors, as `new` checked,
         // and are apart from each other; whatever else touches them goes through the same stream. The stream is one of
-        // the plan's context, and `drop` waits for it.
-        unsafe { self.plan.launch(&self.stream, self.tensors) }
+        // the plan's context, and `drop` waits for it. A workspace is that of one graph, which owns it.
+        unsafe { self.plan.launch(&self.stream, tensors) }
     }
 
     /// Records `launches` launches, one after another.
     pub fn record(&self, launches: usize) -> Result<BoundGraph<'_>, Error> {
-        let graph = Graph::capture::<Error>(&self.stream, |_| (0..launches).try_for_each(|_| self.launch()))?;
-        Ok(BoundGraph { bound: self, graph })
+        let workspace = DeviceBuffer::uninitialised(self.stream.context(), self.plan.workspace_bytes())?;
+        let record = |_: &Stream| (0..launches).try_for_each(|_| self.launch_in(Some(&workspace)));
+        let graph = Graph::capture::<Error>(&self.stream, record)?;
+        Ok(BoundGraph { bound: self, graph, _workspace: workspace })
     }
 
     /// Waits for the launches, and copies outputs and their guard bands back to what they were at first.

@@ -25,10 +25,10 @@ use crate::testkit::{Backend, Case};
 /// The architecture that kernels are verified for before they are simulated: the one with most shared memory.
 pub(crate) const SIMULATED_ARCH: Arch = Arch::Sm90a;
 /// The GPU whose default configs are simulated.
-pub(crate) const H200: Target = Target { arch: SIMULATED_ARCH, num_sms: 132 };
+pub(crate) const H200: Target = Target::new(SIMULATED_ARCH, 132);
 /// Persistent CTAs: few, so that each takes several tiles.
 pub(crate) const SIMULATED_CTAS: u32 = 3;
-pub(crate) const SIMULATED: Target = Target { arch: SIMULATED_ARCH, num_sms: SIMULATED_CTAS };
+pub(crate) const SIMULATED: Target = Target::new(SIMULATED_ARCH, SIMULATED_CTAS);
 
 /// Result of a case.
 #[derive(Debug)]
@@ -256,7 +256,7 @@ pub(crate) fn plan_far(
     arch: Arch,
 ) -> Result<LaunchPlan, Vec<Reason>> {
     if far.problem.query_length == problem.query_length {
-        return LaunchPlan::new(&far.problem, config, Target { arch, num_sms: SIMULATED_CTAS });
+        return LaunchPlan::new(&far.problem, config, Target::new(arch, SIMULATED_CTAS));
     }
     Ok(LaunchPlan::new(&far.problem, config, arch)?.with_grids_of(&LaunchPlan::new(problem, config, arch)?))
 }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "a launch takes addresses")]
 
 use flashcore::cuda::cache::Source;
-use flashcore::cuda::{DeviceBuffer, Graph, Stream};
+use flashcore::cuda::{CudaError, DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
     Alignment, Config, ContinuePlan, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv,
@@ -160,11 +160,14 @@ fn continuing_is_attention_over_all_keys(gpu: &Gpu) {
         let mut later = tensors;
         later.key += 100 * (problem.strides().key.row * 2) as u64;
         later.value += 100 * (problem.strides().value.row * 2) as u64;
+        // One workspace for both: the stream, or the graph, orders them.
+        let bytes = first.workspace_bytes().max(rest.workspace_bytes());
+        let workspace = DeviceBuffer::uninitialised(stream.context(), bytes).unwrap();
         let graph = Graph::capture::<Error>(stream, |stream| {
             // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
-            unsafe { first.launch(stream, tensors) }?;
+            unsafe { first.launch(stream, tensors.with_workspace(workspace.address())) }?;
             // SAFETY: as above.
-            unsafe { rest.launch(stream, later) }
+            unsafe { rest.launch(stream, later.with_workspace(workspace.address())) }
         })
         .unwrap();
         // SAFETY: as above.
@@ -331,11 +334,14 @@ fn a_split_plan_is_captured_beside_launches(gpu: &Gpu) {
     assert!(plan.workspace_bytes() > 0);
     let inputs: Vec<Inputs> = (0..2).map(|seed| Inputs::random(&problem, seed)).collect();
     let [captured, launched] = [0, 1].map(|index| OnDevice::new(device, &problem, &inputs[index]));
-    let graph = Graph::capture::<Error>(&captured.stream, |stream| {
+    let capture = |tensors: DeviceTensors| {
         // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
-        unsafe { plan.launch(stream, captured.tensors()) }
-    })
-    .unwrap();
+        Graph::capture::<Error>(&captured.stream, |stream| unsafe { plan.launch(stream, tensors) })
+    };
+    let refused = Error::Cuda(CudaError::CapturedWorkspace { bytes: plan.workspace_bytes() });
+    assert_eq!(capture(captured.tensors()).err(), Some(refused));
+    let workspace = DeviceBuffer::uninitialised(captured.stream.context(), plan.workspace_bytes()).unwrap();
+    let graph = capture(captured.tensors().with_workspace(workspace.address())).unwrap();
     for _ in 0..200 {
         // SAFETY: as above, for both.
         unsafe { graph.launch(&captured.stream) }.unwrap();

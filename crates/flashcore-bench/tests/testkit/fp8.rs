@@ -364,7 +364,7 @@ fn refusals() {
 #[test]
 fn defaults() {
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120] {
-        let target = Target { arch, num_sms: 108 };
+        let target = Target::new(arch, 108);
         for types in TYPES {
             for dim in [16, 64, 80, 128, 192, 256] {
                 for (queries, keys) in [(1, 4096), (7, 300), (33, 33), (2048, 2048)] {

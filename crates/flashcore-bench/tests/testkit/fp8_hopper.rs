@@ -236,7 +236,7 @@ fn the_default_is_a_kernel_of_8_bits() {
         for (queries, bias) in [(100, false), (5000, false), (5000, true)] {
             let mut problem = bytes(&format!("1x8x{queries}x{dim}"), "causal", DType::E4m3, "qkv");
             problem.bias = bias;
-            let config = heuristics::select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 });
+            let config = heuristics::select(&problem, Target::new(Arch::Sm90a, 132));
             assert!(Config::fp8().contains(&config), "{config}");
             LaunchPlan::new(&problem, config, Arch::Sm90a).expect("a plan");
         }
@@ -247,8 +247,8 @@ fn the_default_is_a_kernel_of_8_bits() {
 fn few_rows_over_many_keys_are_chunked() {
     let selected = |shape: &str| {
         let problem = bytes(shape, "causal", DType::E4m3, "qkv");
-        let config = heuristics::select(&problem, Target { arch: Arch::Sm90a, num_sms: 132 });
-        LaunchPlan::new(&problem, config, Target { arch: Arch::Sm90a, num_sms: 132 }).expect("a plan");
+        let config = heuristics::select(&problem, Target::new(Arch::Sm90a, 132));
+        LaunchPlan::new(&problem, config, Target::new(Arch::Sm90a, 132)).expect("a plan");
         config.to_string()
     };
     assert_eq!(selected("1x32/8x1,8192x128"), "hopper-64x64-2stage-overlap-packgqa-pdl-512chunk");

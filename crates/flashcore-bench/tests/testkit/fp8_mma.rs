@@ -244,7 +244,7 @@ fn counters() {
 #[test]
 fn defaults() {
     for arch in [Arch::Sm89, Arch::Sm90, Arch::Sm90a, Arch::Sm120, Arch::Sm80] {
-        let target = Target { arch, num_sms: 58 };
+        let target = Target::new(arch, 58);
         for dim in [16, 64, 80, 128, 192, 256] {
             for (queries, keys) in [(1, 4096), (7, 300), (33, 33), (2048, 2048)] {
                 let mut problem = Problem::new(2, 8, queries, dim, DType::E4m3).with_key_length(keys);

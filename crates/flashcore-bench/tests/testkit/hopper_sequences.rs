@@ -13,7 +13,7 @@ const CAUSAL: Mask = Mask::Causal(Alignment::BottomRight);
 const TOP_LEFT: Mask = Mask::Causal(Alignment::TopLeft);
 const WINDOW: Mask = Mask::Window { left: Some(90), right: Some(3), alignment: Alignment::BottomRight };
 /// Fewer SMs than tiles.
-const TARGET: Target = Target { arch: Arch::Sm90a, num_sms: 3 };
+const TARGET: Target = Target::new(Arch::Sm90a, 3);
 
 /// The default, without persistent CTAs, with ping-pong, and with the keys split by warpgroup and by CTA.
 const CONFIGS: [&str; 5] = [

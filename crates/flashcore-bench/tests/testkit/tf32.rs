@@ -100,7 +100,7 @@ fn counters() {
 #[test]
 fn starting_points() {
     for arch in [Arch::Sm80, Arch::Sm86, Arch::Sm89, Arch::Sm90a, Arch::Sm120] {
-        let target = Target { arch, num_sms: 108 };
+        let target = Target::new(arch, 108);
         for dim in [8, 64, 96, 128, 256] {
             for (queries, keys) in [(300, 300), (1, 4096)] {
                 let problem = Problem::new(1, 4, queries, dim, DType::F32).with_key_length(keys);

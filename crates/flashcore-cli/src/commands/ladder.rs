@@ -153,7 +153,7 @@ impl LadderCommand {
         let mut ladders = Vec::new();
         let (mut done, mut of) = (0, 0);
         for problem in &problems {
-            let steps = steps(problem, heuristics::select(problem, Target { arch, num_sms }), arch, num_sms);
+            let steps = steps(problem, heuristics::select(problem, Target::new(arch, num_sms)), arch, num_sms);
             of += steps.len();
             if interrupt::requested() {
                 continue;

@@ -9,7 +9,7 @@ pub(super) const NAME: &str = "h200";
 /// Architecture, with its own instructions.
 pub(super) const ARCH: Arch = Arch::Sm90a;
 /// The same with its SMs, which decide between configs for short problems.
-pub(super) const TARGET: Target = Target { arch: ARCH, num_sms: 132 };
+pub(super) const TARGET: Target = Target::new(ARCH, 132);
 
 /// The architecture of the first GPU, or of the one that stands in.
 pub(super) fn arch() -> Arch {

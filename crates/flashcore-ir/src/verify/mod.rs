@@ -17,7 +17,7 @@ pub use rules::Rule;
 use crate::kernel::{Block, Instruction, Kernel, Origin, Statement};
 use crate::operand::{Operand, RegisterId};
 use crate::operation::{LengthMismatch, Op, Role};
-use crate::target::Arch;
+use crate::target::{AMPERE, Arch, HOPPER};
 use crate::types::Type;
 
 /// A kernel that keeps every rule of the language on an architecture. Printer and simulator accept nothing else.
@@ -31,6 +31,12 @@ impl VerifiedKernel {
     /// The architecture it was verified for.
     pub const fn arch(&self) -> Arch {
         self.arch
+    }
+
+    /// The lowest PTX version that has the instructions and the architecture.
+    pub fn ptx(&self) -> (u8, u8) {
+        let clusters = if self.kernel.cluster == [1; 3] { AMPERE } else { HOPPER };
+        self.kernel.since().and(clusters).ptx.max(self.arch.ptx())
     }
 
     /// The kernel, to be changed and verified again.

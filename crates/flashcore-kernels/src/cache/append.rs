@@ -5,15 +5,16 @@
 //! the grid have query rows, those of the second keys, the rest values.
 
 use flashcore_ir::types::{F32, S32, S64, U32, U64};
-use flashcore_ir::{Arch, Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
+use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{AppendProblem, PositionType, Strides};
 
 use super::quantize::{self, CachePlace, Quantizers, slot_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, RotarySpec, THREADS};
+use crate::launch_plan;
 use crate::spec::KernelKey;
-use crate::unsupported::Reason;
+use crate::unsupported::{Reason, check_kernel};
 
 operation_parameters! {
     /// Addresses and sizes of one launch of an append; 0 for what the problem does not have.
@@ -86,15 +87,16 @@ pub struct AppendPlan {
 
 impl AppendPlan {
     /// The plan for a problem, or every reason against it.
-    pub fn new(problem: &AppendProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
+    pub fn new(problem: &AppendProblem, target: impl Into<launch_plan::Target>) -> Result<Self, Vec<Reason>> {
+        let target = target.into();
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        slot_reason(problem, arch)?;
+        slot_reason(problem, target.arch)?;
         let spec = AppendSpec::of(problem);
-        let key = KernelKey::Append(spec, arch);
-        key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
+        let key = KernelKey::Append(spec, target.arch);
+        check_kernel(key, target)?;
         Ok(Self {
             key,
             template: arguments(problem),

@@ -3,6 +3,7 @@
 //! The arithmetic is that of [`quantize`](flashcore_problem::quantize) to the bit: divisions are rounded to nearest, and
 //! `cvt.rn.satfinite` makes codes of quotients.
 
+use flashcore_ir::target::ADA_FP8;
 use flashcore_ir::types::{F32, Pred, U16, U32, U64};
 use flashcore_ir::{Arch, Argument, Builder, Compare, Fp8, Reg, ShuffleMode};
 use flashcore_problem::{AppendProblem, DType, KvCacheProblem, Operand, ScaleSource, ScaleStrides};
@@ -10,9 +11,6 @@ use flashcore_problem::{AppendProblem, DType, KvCacheProblem, Operand, ScaleSour
 use super::spec::{AppendSpec, RowShape};
 use crate::parameters::{SCALE_WORDS, ScaleParameters};
 use crate::unsupported::Reason;
-
-/// The lowest compute capability with conversions to FP8.
-const LEAST_COMPUTE: u32 = 89;
 
 /// Everything of an FP8 cache that is compiled into the append kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +49,7 @@ fn reason(problem: &AppendProblem, spec: AppendSpec, arch: Arch) -> Result<(), V
     if spec.quantize.is_none() {
         return Ok(());
     }
-    if arch.compute() < LEAST_COMPUTE {
+    if !arch.has(ADA_FP8) {
         return refuse("needs the conversions of sm_89 and later GPUs");
     }
     if spec.key_vec.min(spec.value_vec) < 2 {

@@ -6,15 +6,16 @@
 //! kernel runs: a new key that has no row in the cache is skipped.
 
 use flashcore_ir::types::{F32, Pred, S32, U32, U64};
-use flashcore_ir::{Arch, Argument, Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
+use flashcore_ir::{Argument, Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{KvCacheProblem, Problem, Strides};
 
 use super::quantize::{self, CachePlace, Quantizers, sequence_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, SequenceSpec, THREADS};
+use crate::launch_plan::Target;
 use crate::spec::KernelKey;
-use crate::unsupported::Reason;
+use crate::unsupported::{Reason, check_kernel};
 
 operation_parameters! {
     /// Addresses of one launch of an append by sequence; 0 for what the problem does not have.
@@ -108,15 +109,16 @@ pub struct SequencePlan {
 
 impl SequencePlan {
     /// The plan for the append of a problem, or every reason against it.
-    pub fn new(problem: &KvCacheProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
+    pub fn new(problem: &KvCacheProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
+        let target = target.into();
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        sequence_reason(problem, arch)?;
+        sequence_reason(problem, target.arch)?;
         let spec = AppendSpec::of_sequences(problem);
-        let key = KernelKey::Append(spec, arch);
-        key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
+        let key = KernelKey::Append(spec, target.arch);
+        check_kernel(key, target)?;
         Ok(Self { key, template: arguments(problem), grid: [grid(spec, problem), 1, 1] })
     }
 }

@@ -16,6 +16,7 @@ use crate::attention::split_kv::combine;
 use crate::attention::{self, naive};
 use crate::cache::FusedAppend;
 use crate::heuristics;
+use crate::launch_plan::Target;
 use crate::primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
@@ -321,12 +322,12 @@ impl Config {
         }
     }
 
-    /// The config with the default way of an architecture to widen keys and values of 8 bits, where the problem has those.
-    pub(crate) fn with_fp8_widening(self, problem: &Problem, arch: Arch) -> Self {
+    /// The config with the default way of a GPU to widen keys and values of 8 bits, where the problem has those.
+    pub(crate) fn with_fp8_widening(self, problem: &Problem, target: Target) -> Self {
         let types = problem.dtypes();
         match self {
             Self::Ampere(config) if types.key_value.is_float8() => {
-                let fp8 = Fp8Widening::of(arch, types.query, types.key_value);
+                let fp8 = Fp8Widening::of(target, types.query, types.key_value);
                 Self::Ampere(AmpereConfig { fp8, ..config })
             }
             _ => self,

@@ -8,6 +8,7 @@ mod search;
 pub(crate) mod sm80;
 pub(crate) mod sm90;
 
+use flashcore_ir::target::{ADA_FP8, ADA_FP8_MMA};
 use flashcore_problem::{DType, Problem};
 
 use crate::config::Config;
@@ -19,13 +20,10 @@ pub use search::{search_space, starting_points};
 pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let target = target.into();
     if problem.dtype.is_float8() {
-        let hopper = sm90::select_fp8(problem, target);
-        // Decode with fewer tiles than SMs is left to `wgmma`.
-        let chunked = hopper.filter(|config| config.chunk_keys > 0).map(Config::Hopper);
-        let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
-        let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
-        let others = || decode().or(hopper.map(Config::Hopper)).or_else(ampere);
-        return chunked.or_else(others).unwrap_or_else(Config::ampere);
+        // Under a driver that has none, the config for the oldest that has one: the driver is then the only reason.
+        let mut drivers = [target.ptx, ADA_FP8.ptx, ADA_FP8_MMA.ptx].into_iter().filter(|&ptx| ptx >= target.ptx);
+        let config = drivers.find_map(|ptx| select_fp8(problem, target.with_ptx(ptx)));
+        return config.unwrap_or_else(Config::ampere);
     }
     if problem.dtype == DType::F32 {
         return sm80::select_f32(problem, target).map_or_else(Config::scalar, Config::Ampere);
@@ -38,5 +36,15 @@ pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     let hopper = || sm90::select(problem, target).map(Config::Hopper);
     let config =
         packed().or_else(decode).or_else(hopper).unwrap_or_else(|| Config::Ampere(sm80::select(problem, target)));
-    config.with_fp8_widening(problem, target.arch)
+    config.with_fp8_widening(problem, target)
+}
+
+/// The config for query, key and value of 8 bits, if a kernel takes them.
+fn select_fp8(problem: &Problem, target: Target) -> Option<Config> {
+    let hopper = sm90::select_fp8(problem, target);
+    // Decode with fewer tiles than SMs is left to `wgmma`.
+    let chunked = hopper.filter(|config| config.chunk_keys > 0).map(Config::Hopper);
+    let decode = || sm80::select_decode(problem, target).map(Config::Ampere);
+    let ampere = || sm80::select_fp8(problem, target).map(Config::Ampere);
+    chunked.or_else(decode).or(hopper.map(Config::Hopper)).or_else(ampere)
 }

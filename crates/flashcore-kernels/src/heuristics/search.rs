@@ -1,6 +1,5 @@
 //! Search space: the configs near a config, where a search for a better one goes next.
 
-use flashcore_ir::Arch;
 use flashcore_problem::{DType, Problem};
 
 use super::{select, sm80, sm90};
@@ -27,7 +26,8 @@ pub fn starting_points(problem: &Problem, target: Target) -> Vec<Config> {
 
 /// The search space around a config: those that differ in one choice, or in two that belong together, and can run the
 /// problem.
-pub fn search_space(config: Config, problem: &Problem, arch: Arch) -> Vec<Config> {
+pub fn search_space(config: Config, problem: &Problem, target: impl Into<Target>) -> Vec<Config> {
+    let target = target.into();
     let mut configs = match config {
         Config::Scalar(ScalarConfig { threads }) => {
             [threads / 2, threads.saturating_mul(2)].map(|threads| Config::Scalar(ScalarConfig { threads })).to_vec()
@@ -49,7 +49,7 @@ pub fn search_space(config: Config, problem: &Problem, arch: Arch) -> Vec<Config
         configs.extend([shorter, config.with_chunk_keys(keys.saturating_mul(2))]);
         configs.retain(|near| *near != config);
     }
-    configs.retain(|config| LaunchPlan::new(problem, *config, arch).is_ok());
+    configs.retain(|config| LaunchPlan::new(problem, *config, target).is_ok());
     configs
 }
 
@@ -112,6 +112,7 @@ impl AmpereConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_ir::Arch;
 
     /// Every config that a search can reach runs the problem, is another, and is found again by its name.
     #[test]
@@ -125,8 +126,8 @@ mod tests {
         ] {
             let mut problem = Problem::new(1, heads, queries, dim, DType::F16);
             (problem.key_heads, problem.key_length) = (key_heads, keys);
-            let points = starting_points(&problem, Target { arch, num_sms: 132 });
-            assert_eq!(points[0], select(&problem, Target { arch, num_sms: 132 }));
+            let points = starting_points(&problem, Target::new(arch, 132));
+            assert_eq!(points[0], select(&problem, Target::new(arch, 132)));
             for point in points {
                 let space = search_space(point, &problem, arch);
                 assert!(space.len() >= 6, "{space:?}");

@@ -159,7 +159,7 @@ const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
 const ROOMIEST_SHARED_BYTES: u32 = 192 * 1024;
 
 /// The best config for a problem on a GPU.
-pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> AmpereConfig {
+pub(super) fn select(problem: &Problem, Target { arch, num_sms, .. }: Target) -> AmpereConfig {
     let columns = problem.head_dim.max(problem.value_dim);
     let is_roomy = has_room(arch);
     let ctas = |config: AmpereConfig| {
@@ -202,7 +202,8 @@ const fn has_room(arch: Arch) -> bool {
 
 /// The config for decode: few rows over many keys, where the GPU would otherwise have little to do or read keys more often
 /// than it must.
-pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target) -> Option<AmpereConfig> {
+pub(super) fn select_decode(problem: &Problem, target: Target) -> Option<AmpereConfig> {
+    let Target { arch, num_sms, .. } = target;
     if problem.query_length > MOST_FEW_ROWS || problem.key_length < MIN_KEYS || problem.mask_mod.is_some() {
         return None;
     }
@@ -218,7 +219,9 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
         (..=128, _) if is_fp8 && rows > FP8_DECODE.tile_m() as usize => FP8_DECODE_ROWS,
         (..=128, _) if is_fp8 => FP8_DECODE,
         _ if is_fp8 => FP8_DECODE_WIDE,
-        _ if problem.dtype == DType::F32 => first_f32(problem, arch, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?,
+        _ if problem.dtype == DType::F32 => {
+            first_f32(problem, target, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?
+        }
         (..=128, true) if rows > DECODE.tile_m() as usize => DECODE_ROWS,
         (..=128, true) => AmpereConfig { stages: 3, ..DECODE },
         (..=128, false) => DECODE,
@@ -227,7 +230,7 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     };
     let tiles = rows.div_ceil(config.tile_m() as usize).saturating_mul(heads).saturating_mul(problem.batch);
     if config == (AmpereConfig { stages: 3, ..DECODE })
-        && let Some(merged) = merged_in_cluster(problem, AmpereConfig { pack_gqa, ..config }, tiles, arch, num_sms)
+        && let Some(merged) = merged_in_cluster(problem, AmpereConfig { pack_gqa, ..config }, tiles, target)
     {
         return Some(merged);
     }
@@ -240,23 +243,18 @@ pub(super) fn select_decode(problem: &Problem, Target { arch, num_sms }: Target)
     let chunked = AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config };
     if is_fp8 {
         let split = AmpereConfig { num_splits: splits as u32, pack_gqa, ..config };
-        return first_fp8(problem, arch, &[chunked, split]);
+        return first_fp8(problem, target, &[chunked, split]);
     }
     Some(chunked)
 }
 
 /// The config whose splits a cluster merges, if every SM has one at most and their keys are few.
-fn merged_in_cluster(
-    problem: &Problem,
-    config: AmpereConfig,
-    tiles: usize,
-    arch: Arch,
-    num_sms: u32,
-) -> Option<AmpereConfig> {
-    let splits = CLUSTER_SPLITS.into_iter().find(|splits| tiles.saturating_mul(*splits) <= num_sms as usize)?;
+fn merged_in_cluster(problem: &Problem, config: AmpereConfig, tiles: usize, target: Target) -> Option<AmpereConfig> {
+    let num_sms = target.num_sms as usize;
+    let splits = CLUSTER_SPLITS.into_iter().find(|splits| tiles.saturating_mul(*splits) <= num_sms)?;
     let merged = AmpereConfig { cluster: true, num_splits: splits as u32, ..config };
     let is_short = problem.key_length <= splits * MAX_CLUSTER_KEYS;
-    (is_short && takes(problem, Config::Ampere(merged), arch)).then_some(merged)
+    (is_short && takes(problem, Config::Ampere(merged), target)).then_some(merged)
 }
 
 /// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
@@ -265,38 +263,38 @@ pub(super) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConf
         ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
         _ => &[F32_TALL, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
     };
-    let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target.arch));
-    decode.or_else(|| first_f32(problem, target.arch, candidates))
+    let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target));
+    decode.or_else(|| first_f32(problem, target, candidates))
 }
 
 /// The first of some configs that takes a problem and whose tiles fit shared memory.
-fn first_f32(problem: &Problem, arch: Arch, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
+fn first_f32(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
     let columns = |dim: usize| SharedTile::columns_for(dim as u32, ElementLayout::of(DType::F32));
     let (head_dim, value_dim) = (columns(problem.head_dim), columns(problem.value_dim));
     let fits = |config: &AmpereConfig| {
         let kv = config.stages * config.tile_n * (head_dim + value_dim);
-        4 * (config.tile_m() * head_dim.max(value_dim) + kv) <= arch.shared_bytes_per_cta()
+        4 * (config.tile_m() * head_dim.max(value_dim) + kv) <= target.arch.shared_bytes_per_cta()
     };
-    let takes = |config: &AmpereConfig| takes(problem, Config::Ampere(*config), arch);
+    let takes = |config: &AmpereConfig| takes(problem, Config::Ampere(*config), target);
     candidates.iter().copied().find(|config| fits(config) && takes(config))
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
-pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) -> Option<AmpereConfig> {
+pub(super) fn select_fp8(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let columns = problem.head_dim.max(problem.value_dim);
     let tiles = problem.query_length.div_ceil(FP8_TINY.tile_m() as usize);
     // With no more CTAs than SMs, half as many rows for each cost nothing.
-    let is_small = tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch) <= num_sms as usize;
+    let is_small = tiles.saturating_mul(problem.query_heads).saturating_mul(problem.batch) <= target.num_sms as usize;
     let best = match columns {
         ..=128 if is_small => FP8_TINY,
         ..=64 => FP8,
         65..=128 => FP8_MIDDLE,
         _ => FP8_WIDE,
     };
-    first_fp8(problem, arch, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
+    first_fp8(problem, target, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
 }
 
 /// The first of some configs that takes a problem of 8 bits.
-fn first_fp8(problem: &Problem, arch: Arch, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
-    candidates.iter().copied().find(|config| takes(problem, Config::Ampere(*config), arch))
+fn first_fp8(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
+    candidates.iter().copied().find(|config| takes(problem, Config::Ampere(*config), target))
 }

@@ -125,11 +125,11 @@ const MANY: usize = 4096;
 const MANY_CAUSAL: usize = 8192;
 
 /// The best config for a problem on a GPU, if the kernel takes it.
-pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
-    let num_sms = num_sms as usize;
+pub(super) fn select(problem: &Problem, target: Target) -> Option<HopperConfig> {
+    let num_sms = target.num_sms as usize;
     let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
     let least_rows = if problem.is_ragged() && !is_long { LEAST_ROWS_OF_SEQUENCES } else { LEAST_ROWS };
-    if arch != Arch::Sm90a || problem.query_length < least_rows {
+    if target.arch != Arch::Sm90a || problem.query_length < least_rows {
         return None;
     }
     let rows = problem.query_length;
@@ -165,16 +165,17 @@ pub(super) fn select(problem: &Problem, Target { arch, num_sms }: Target) -> Opt
         _ if keys < SEVERAL => FEW_KEYS,
         _ => WIDEST,
     };
-    let choice = if is_long { chunked(problem, keys, num_sms).unwrap_or(choice) } else { choice };
+    let choice = if is_long { chunked(problem, keys, target).unwrap_or(choice) } else { choice };
     let alone = HopperConfig { cluster: 1, ..choice };
     let base = if problem.mask_mod.is_some() { MASKED } else { BASE };
-    [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), arch))
+    [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), target))
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
-pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
+pub(super) fn select_fp8(problem: &Problem, target: Target) -> Option<HopperConfig> {
+    let num_sms = target.num_sms as usize;
     let heads = problem.query_heads.saturating_mul(problem.batch);
-    let is_short = problem.query_length.div_ceil(64).saturating_mul(heads) <= num_sms as usize;
+    let is_short = problem.query_length.div_ceil(64).saturating_mul(heads) <= num_sms;
     let choice = match problem.head_dim.max(problem.value_dim) {
         _ if is_short => FP8_SHORT,
         ..=64 => FP8_NARROW,
@@ -188,9 +189,9 @@ pub(super) fn select_fp8(problem: &Problem, Target { arch, num_sms }: Target) ->
     let chunked = [FP8_CHUNKED_GQA, FP8_CHUNKED]
         .into_iter()
         .filter(|config| is_short && is_long && (!config.pack_gqa || problem.query_heads > problem.key_heads))
-        .filter_map(|config| in_chunks(problem, config, keys, num_sms as usize));
+        .filter_map(|config| in_chunks(problem, config, keys, num_sms));
     let choices = [choice, FP8, FP8_MIDDLE, FP8_TERMS, FP8_WIDE_TERMS];
-    chunked.chain(choices).find(|config| takes(problem, Config::Hopper(*config), arch))
+    chunked.chain(choices).find(|config| takes(problem, Config::Hopper(*config), target))
 }
 
 /// Tiles of rows of all heads and sequences.
@@ -212,7 +213,7 @@ fn in_chunks(problem: &Problem, config: HopperConfig, keys: usize, num_sms: usiz
 
 /// The config for few rows over many keys, if more than one chunk of keys gives every SM one. Query heads share tiles where
 /// that makes fewer of them.
-fn chunked(problem: &Problem, keys: usize, num_sms: usize) -> Option<HopperConfig> {
+fn chunked(problem: &Problem, keys: usize, target: Target) -> Option<HopperConfig> {
     if problem.head_dim.max(problem.value_dim) > 128 || problem.mask_mod.is_some() {
         return None;
     }
@@ -228,17 +229,17 @@ fn chunked(problem: &Problem, keys: usize, num_sms: usize) -> Option<HopperConfi
         let packed = HopperConfig { pack_gqa: true, ..config };
         let can_pack = can_pack && (config.tile_m() as usize).is_multiple_of(group.max(1));
         let packs = can_pack && tiles(problem, packed) < tiles(problem, config);
-        let config = in_chunks(problem, if packs { packed } else { config }, keys, num_sms)?;
-        takes(problem, Config::Hopper(config), Arch::Sm90a).then_some(config)
+        let config = in_chunks(problem, if packs { packed } else { config }, keys, target.num_sms as usize)?;
+        takes(problem, Config::Hopper(config), target).then_some(config)
     })
 }
 
 /// The config for a few rows of several heads that fill a tile together, over many keys.
-pub(super) fn select_packed(problem: &Problem, Target { arch, num_sms }: Target) -> Option<HopperConfig> {
+pub(super) fn select_packed(problem: &Problem, target: Target) -> Option<HopperConfig> {
     let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
     let is_few = problem.query_length < LEAST_ROWS && packed_rows(problem) >= LEAST_ROWS;
     let can_pack = can_pack_gqa(Specialization::of(problem));
-    let chunks = (arch == Arch::Sm90a && is_long && is_few && can_pack)
-        .then(|| chunked(problem, problem.key_length, num_sms as usize));
+    let chunks = (target.arch == Arch::Sm90a && is_long && is_few && can_pack)
+        .then(|| chunked(problem, problem.key_length, target));
     chunks.flatten().filter(|config| config.pack_gqa)
 }

@@ -9,12 +9,13 @@ mod in_place;
 pub use in_place::UNWRITTEN;
 
 use flashcore_ir::types::{F32, Pred, U32, U64};
-use flashcore_ir::{Arch, Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
+use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
 
+use crate::launch_plan::Target;
 use crate::primitives::{LANES, VectorBits, VectorType, used_strides, vector_elements};
 use crate::spec::KernelKey;
-use crate::unsupported::Reason;
+use crate::unsupported::{Reason, check_kernel};
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -129,24 +130,24 @@ pub struct MergePlan {
 
 impl MergePlan {
     /// The plan for a problem, or every reason against it.
-    pub fn new(problem: &MergeProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
-        Self::planned(problem, false, arch)
+    pub fn new(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
+        Self::planned(problem, false, target.into())
     }
 
     /// The plan for a merge of the second of two parts into the first, which have the type and the strides of the output: the
     /// first part of a launch is its output and LSE too. Rows whose second LSE is [`UNWRITTEN`] are left alone.
-    pub fn in_place(problem: &MergeProblem, arch: Arch) -> Result<Self, Vec<Reason>> {
-        Self::planned(problem, true, arch)
+    pub fn in_place(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
+        Self::planned(problem, true, target.into())
     }
 
-    fn planned(problem: &MergeProblem, in_place: bool, arch: Arch) -> Result<Self, Vec<Reason>> {
+    fn planned(problem: &MergeProblem, in_place: bool, target: Target) -> Result<Self, Vec<Reason>> {
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
         let spec = MergeSpec { in_place, ..MergeSpec::of(problem) };
-        let key = KernelKey::Merge(spec, arch);
-        key.check().map_err(|errors| errors.into_iter().map(Reason::Kernel).collect::<Vec<_>>())?;
+        let key = KernelKey::Merge(spec, target.arch);
+        check_kernel(key, target)?;
         Ok(Self { key, template: arguments(problem), spec, heads: problem.heads as u32 })
     }
 

@@ -1,8 +1,6 @@
 //! Continuation on a GPU: attention into a workspace, and a merge of that into the given output and LSE.
 
-use std::sync::Arc;
-
-use flashcore_cuda::{CudaError, Stream, Workspaces, fill_device};
+use flashcore_cuda::{CudaError, Stream, Workspace, fill_device};
 use flashcore_kernels::merge::{MergePlan as KernelPlan, MergeValues, UNWRITTEN};
 use flashcore_problem::{
     MergeData, MergeInputs, MergeProblem, Operand, Problem, ProblemError, StateMerge, merge_oracle,
@@ -19,7 +17,7 @@ use crate::Reason;
 pub(crate) struct GpuContinue {
     operation: Operation,
     plan: KernelPlan,
-    workspaces: Arc<Workspaces>,
+    workspace: Workspace,
     /// Offset of the output of the new keys in the workspace.
     output_offset: u64,
     /// Offset of their LSE, and its bytes.
@@ -31,10 +29,10 @@ pub(crate) struct GpuContinue {
 
 impl GpuContinue {
     pub(crate) fn workspace_bytes(&self) -> usize {
-        self.workspaces.bytes()
+        self.workspace.bytes()
     }
 
-    /// Puts everything on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
+    /// Puts everything on a stream. Allocates nothing but a workspace where the stream has none as large.
     ///
     /// # Safety
     ///
@@ -66,7 +64,7 @@ impl GpuContinue {
             })
         };
         match tensors.workspace {
-            0 => self.workspaces.with(stream, launch_in),
+            0 => self.workspace.with(stream, launch_in),
             workspace => launch_in(workspace),
         }
     }
@@ -97,7 +95,7 @@ impl Gpu {
     ) -> Result<GpuContinue, Vec<Reason>> {
         let reasons =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
-        let plan = KernelPlan::in_place(&state.merge, self.target.arch).map_err(reasons)?;
+        let plan = KernelPlan::in_place(&state.merge, self.target).map_err(reasons)?;
         let element = problem.dtype.size_bytes();
         let [multiple, _] = plan.alignments();
         if state.groups > 1 && !((state.output_stride * element) as u64).is_multiple_of(multiple) {
@@ -116,7 +114,7 @@ impl Gpu {
         Ok(GpuContinue {
             operation,
             plan,
-            workspaces: Arc::new(Workspaces::new(self.context(), lse_offset + lse_bytes)),
+            workspace: self.workspaces.of_plan(lse_offset + lse_bytes),
             output_offset: output_offset as u64,
             lse_offset: lse_offset as u64,
             lse_bytes,
@@ -128,7 +126,7 @@ impl Gpu {
     fn try_in_place(&self, problem: &MergeProblem) -> Result<Option<String>, CudaError> {
         let mut small = trial(problem);
         (small.strides.output, small.strides.lse) = (small.strides.part, small.strides.part_lse);
-        let Ok(plan) = KernelPlan::in_place(&small, self.target.arch) else {
+        let Ok(plan) = KernelPlan::in_place(&small, self.target) else {
             return Ok(Some("the trial is no problem of this kernel".to_owned()));
         };
         let (kernel, _) = self.load(plan.key)?;

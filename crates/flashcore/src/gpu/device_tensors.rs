@@ -59,7 +59,7 @@ macro_rules! define_device_tensors {
             pub bias_strides: BiasStrides,
             $($(#[$scale_doc])* pub $scale: DeviceScale,)*
             /// [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
-            /// finished; 0 for the workspace that the plan has for the stream.
+            /// finished, or while a graph of it is executed; 0 for the workspace of the stream, which no graph has.
             pub workspace: u64,
         }
 

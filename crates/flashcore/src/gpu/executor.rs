@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use zerocopy::IntoBytes;
 
-use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspaces};
+use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspace};
 use flashcore_ir::{Argument, TensorMap};
 use flashcore_kernels::{KernelLaunch, LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
 
-use super::DeviceTensors;
+use super::{DeviceTensors, Gpu};
 
 /// The kernels of a plan, loaded, in the order in which they are launched.
 #[derive(Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct Executor {
     steps: Arc<[Step]>,
     stream: Stream,
     /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
-    workspaces: Arc<Workspaces>,
+    workspace: Workspace,
     /// Offset of the block mask in that memory.
     block_mask_offset: u64,
     /// Bytes of the key that L2 is asked to keep, and of the part of L2.
@@ -109,25 +109,26 @@ impl Step {
 
 impl Executor {
     /// The launches of a plan with the kernels of each.
-    pub(super) fn new(plan: &LaunchPlan, kernels: Vec<Arc<Kernel>>, stream: Stream) -> Result<Self, CudaError> {
-        let context = stream.context().clone();
+    pub(super) fn new(plan: &LaunchPlan, kernels: Vec<Arc<Kernel>>, gpu: &Gpu) -> Result<Self, CudaError> {
+        let Gpu { workspaces, stream, .. } = gpu;
+        let context = stream.context();
         let steps: Result<Vec<_>, _> =
             kernels.into_iter().zip(&plan.launches).map(|(kernel, planned)| Step::new(kernel, planned)).collect();
         Ok(Self {
             steps: steps?.into(),
-            workspaces: Arc::new(Workspaces::new(&context, plan.workspace_bytes as usize)),
+            workspace: workspaces.of_plan(plan.workspace_bytes as usize),
             block_mask_offset: plan.block_mask_offset(),
             l2_key: plan.l2_key_bytes().map(|bytes| Ok::<_, CudaError>((bytes, context.keep_in_l2()?))).transpose()?,
-            stream,
+            stream: stream.clone(),
         })
     }
 
     /// Bytes that the kernels use among themselves.
     pub(crate) fn workspace_bytes(&self) -> usize {
-        self.workspaces.bytes()
+        self.workspace.bytes()
     }
 
-    /// Puts the kernels on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
+    /// Puts the kernels on a stream. Allocates nothing but a workspace where the stream has none as large.
     ///
     /// # Safety
     ///
@@ -147,7 +148,7 @@ impl Executor {
             // SAFETY: the contract of this function.
             return unsafe { self.launch_in(stream, &values) };
         }
-        self.workspaces.with(stream, move |workspace| {
+        self.workspace.with(stream, move |workspace| {
             values.workspace = workspace;
             // SAFETY: the contract of this function; nobody else uses the workspace of the stream meanwhile.
             unsafe { self.launch_in(stream, &values) }

@@ -31,7 +31,7 @@ pub(super) fn complaint(
     let plan = LaunchPlan::with_append(&small, config, target)
         .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
     let one = |error: CudaError| vec![Reason::Cuda(error)];
-    let executor = Executor::new(&plan, kernels.to_vec(), gpu.stream.clone()).map_err(one)?;
+    let executor = Executor::new(&plan, kernels.to_vec(), gpu).map_err(one)?;
     let fused = gpu.with_fused(&small, executor);
     // Two launches are trusted after trials of their own.
     let attention = gpu.prepare(&small.attended(), PlanOptions::default().with_config(config))?;

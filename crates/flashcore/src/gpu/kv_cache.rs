@@ -1,9 +1,8 @@
 //! Attention with a growing KV cache on a GPU: an append inside of the attention launch, or ahead of it on one stream.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use flashcore_cuda::{CudaError, Stream, Workspaces};
+use flashcore_cuda::{CudaError, Stream, Workspace};
 use flashcore_kernels::cache::{AppendSpec, FusedValues, QUANTIZE_WORDS, SequencePlan, SequenceValues, quantize_words};
 use flashcore_kernels::{LaunchPlan, LaunchValues, heuristics};
 use flashcore_problem::{
@@ -235,7 +234,7 @@ struct Separate {
     plan: SequencePlan,
     /// The attention; `None` if there is nothing to attend.
     attention: Option<Executor>,
-    workspaces: Arc<Workspaces>,
+    workspace: Workspace,
     /// Offsets of lengths and rotated query in the workspace, after that of attention.
     lengths: u64,
     query: u64,
@@ -245,7 +244,7 @@ impl GpuKvCache {
     pub(crate) fn workspace_bytes(&self) -> usize {
         match &self.launches {
             Launches::Fused(attention) => attention.workspace_bytes(),
-            Launches::Separate(launches) => launches.workspaces.bytes(),
+            Launches::Separate(launches) => launches.workspace.bytes(),
         }
     }
 
@@ -254,7 +253,7 @@ impl GpuKvCache {
         matches!(self.launches, Launches::Fused(_))
     }
 
-    /// Puts the kernels on a stream. Allocates nothing but a workspace for a stream that launches for the first time.
+    /// Puts the kernels on a stream. Allocates nothing but a workspace where the stream has none as large.
     ///
     /// # Safety
     ///
@@ -373,7 +372,7 @@ impl Separate {
             unsafe { attention.launch(stream, &after) }
         };
         match tensors.attention.workspace {
-            0 => self.workspaces.with(stream, launch),
+            0 => self.workspace.with(stream, launch),
             workspace => launch(workspace),
         }
     }
@@ -427,16 +426,16 @@ impl Gpu {
     ) -> Result<GpuKvCache, Vec<Reason>> {
         let reasons =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
-        let plan = SequencePlan::new(problem, self.target.arch).map_err(reasons)?;
+        let plan = SequencePlan::new(problem, self.target).map_err(reasons)?;
         let append = self.operation(plan.key, &plan.template, || kv_cache_trial::complaint(self, problem))?;
         let lengths = attention.as_ref().map_or(0, Executor::workspace_bytes).next_multiple_of(PART_ALIGNMENT);
         let query = (lengths + problem.attention.batch * size_of::<u32>()).next_multiple_of(PART_ALIGNMENT);
         let attended = problem.attended();
         let elements = attended.strides().query.extent(attended.query_shape()).unwrap_or(0);
         let query_bytes = if problem.transforms() { elements * attended.dtype.size_bytes() } else { 0 };
-        let workspaces = Arc::new(Workspaces::new(self.context(), query + query_bytes));
+        let workspace = self.workspaces.of_plan(query + query_bytes);
         let (lengths, query) = (lengths as u64, query as u64);
-        let launches = Launches::Separate(Box::new(Separate { append, plan, attention, workspaces, lengths, query }));
+        let launches = Launches::Separate(Box::new(Separate { append, plan, attention, workspace, lengths, query }));
         let alignments = AppendSpec::of_sequences(problem).alignments();
         Ok(GpuKvCache { alignments, stream: self.stream.clone(), launches })
     }

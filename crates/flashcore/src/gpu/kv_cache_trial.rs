@@ -18,7 +18,7 @@ const SEED: u64 = 0x5EED;
 /// Runs the kernel on a small problem. Gives what is wrong with the result, if anything is.
 pub(super) fn complaint(gpu: &Gpu, problem: &KvCacheProblem) -> Result<Option<String>, CudaError> {
     let small = trial(problem);
-    let Ok(plan) = SequencePlan::new(&small, gpu.target.arch) else {
+    let Ok(plan) = SequencePlan::new(&small, gpu.target) else {
         return Ok(Some("the trial is no problem of this kernel".to_owned()));
     };
     let (kernel, _) = gpu.load(plan.key)?;

@@ -225,7 +225,7 @@ impl Gpu {
     pub(crate) fn merge(&self, problem: &MergeProblem) -> Result<GpuMerge, Vec<Reason>> {
         let reasons =
             |reasons: Vec<flashcore_kernels::Reason>| reasons.into_iter().map(Reason::from).collect::<Vec<_>>();
-        let plan = KernelPlan::new(problem, self.target.arch).map_err(reasons)?;
+        let plan = KernelPlan::new(problem, self.target).map_err(reasons)?;
         let operation = self.operation(plan.key, &plan.template, || self.try_merge(problem))?;
         Ok(GpuMerge { operation, plan })
     }
@@ -233,7 +233,7 @@ impl Gpu {
     /// Runs the kernel on a small problem. Gives what is wrong with the result, if anything is.
     fn try_merge(&self, problem: &MergeProblem) -> Result<Option<String>, CudaError> {
         let small = trial(problem);
-        let Ok(plan) = KernelPlan::new(&small, self.target.arch) else {
+        let Ok(plan) = KernelPlan::new(&small, self.target) else {
             return Ok(Some("the trial is no problem of this kernel".to_owned()));
         };
         let (kernel, _) = self.load(plan.key)?;

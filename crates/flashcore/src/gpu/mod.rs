@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
-use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, Stream};
+use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, Stream, Workspaces};
 use flashcore_kernels::{Config, KernelKey, LaunchPlan, Stage, Target, heuristics};
 use flashcore_problem::{Outputs, Problem};
 
@@ -47,6 +47,8 @@ pub(crate) struct Gpu {
     kernels: Kernels,
     target: Target,
     stream: Stream,
+    /// Memory of each stream, for all plans.
+    workspaces: Workspaces,
     /// The best configs that `flashcore tune` found here.
     measured: Measured,
     /// The kernels that are loaded, by everything their text depends on: a plan whose kernels are here generates, prints
@@ -75,9 +77,10 @@ impl Gpu {
         let cache = CACHE.get_or_init(|| Arc::new(KernelCache::open(CacheOptions::default())));
         let gpu = Arc::new(Self {
             kernels: Kernels::new(&context, cache.clone(), JitOptions::default()),
-            target: Target { arch, num_sms: device.attributes.num_sms },
+            target: Target::new(arch, device.attributes.num_sms).with_ptx(driver.version().ptx()),
             measured: Measured::load(cache, &context),
             stream: Stream::new(&context)?,
+            workspaces: Workspaces::new(context),
             loaded: Mutex::default(),
         });
         open.insert(ordinal, Arc::downgrade(&gpu));
@@ -139,7 +142,7 @@ impl Gpu {
         let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
         let kernel = kernels[attention].clone();
         let self_check = self.trust(&kernel, options.self_check, || try_kernels(&kernels))?;
-        let executor = Executor::new(plan, kernels, self.stream.clone()).map_err(one)?;
+        let executor = Executor::new(plan, kernels, self).map_err(one)?;
         let kernel = KernelReport::new(&kernel, plan, source, self_check, start.elapsed());
         Ok(Prepared { executor, kernel })
     }
@@ -201,7 +204,7 @@ impl Gpu {
         let plan = LaunchPlan::new(&trial.problem, config, target)
             .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
         let mut outputs = Outputs::poisoned(&trial.problem);
-        let run = Executor::new(&plan, kernels.to_vec(), self.stream.clone())
+        let run = Executor::new(&plan, kernels.to_vec(), self)
             .and_then(|executor| executor.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
         match run {
             Ok(()) => Ok(trial.complaint(&outputs)),

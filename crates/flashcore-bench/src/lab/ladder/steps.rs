@@ -138,7 +138,7 @@ mod tests {
         for (dim, arch) in [(64, Arch::Sm90), (128, Arch::Sm90), (64, Arch::Sm89), (128, Arch::Sm89), (128, Arch::Sm80)]
         {
             let problem = Problem::new(1, 8, 512, dim, DType::F16);
-            let tuned = heuristics::select(&problem, Target { arch, num_sms: 132 });
+            let tuned = heuristics::select(&problem, Target::new(arch, 132));
             let steps = steps(&problem, tuned, arch, 132);
             assert!(steps.len() >= 20, "{}", steps.len());
             let mut refused = Vec::new();

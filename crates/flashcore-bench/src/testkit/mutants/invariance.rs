@@ -61,7 +61,7 @@ impl InvarianceTrial {
         let mut problem = Problem::new(2, 4, 3, 32, DType::F16).with_lse(true);
         (problem.key_heads, problem.key_length) = (1, 4 * CHUNK + 44);
         let config: Config = CONFIG.parse().unwrap_or_else(|_| Config::ampere());
-        let target = Target { arch: ARCH, num_sms: SIMULATED_CTAS };
+        let target = Target::new(ARCH, SIMULATED_CTAS);
         let plan = LaunchPlan::new(&problem, config, target).map_err(MutantsError::Refused)?;
         let mut inputs = Inputs::random(&problem, 0);
         // All keys have the same weight, and the values of the second chunk are those of the first with the other sign.

@@ -324,7 +324,7 @@ impl Trial {
         let plan = if let Some(far) = &far {
             plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
         } else {
-            let target = Target { arch: arch(config), num_sms: SIMULATED_CTAS };
+            let target = Target::new(arch(config), SIMULATED_CTAS);
             LaunchPlan::new(&problem, config, target).map_err(MutantsError::Refused)?
         };
         let yardstick = Yardstick::new(&problem, numbers.inputs(&problem, seed, bias))?;

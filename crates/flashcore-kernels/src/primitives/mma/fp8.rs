@@ -10,12 +10,14 @@
 //!   columns of each 16, the next the odd ones: a lane has columns `4t` to `4t + 3` of its rows in the two
 //!   ([`adjacent_columns`]).
 
+use flashcore_ir::target::ADA_FP8;
 use flashcore_ir::types::{Bf16x2, F16x2, U32};
-use flashcore_ir::{Arch, Builder, Fp8, MmaShape, Reg};
+use flashcore_ir::{Builder, Fp8, MmaShape, Reg};
 use flashcore_problem::DType;
 
 use super::fragment::Accumulator;
 use crate::element::Element;
+use crate::launch_plan::Target;
 use crate::primitives::{MMA_N, TileAddresses};
 
 /// Depth of a product.
@@ -39,14 +41,16 @@ pub enum Fp8Widening {
 }
 
 impl Fp8Widening {
-    /// The default of an architecture: the instruction where it exists, except from `e5m2` to `f16`, where moving bits takes
+    /// The default of a GPU: the instruction where GPU and driver have it, except from `e5m2` to `f16`, where moving bits takes
     /// one instruction as well.
     ///
     /// `flashcore microbench` measures both ways on a GPU. On an H200 the instruction widens 1.6 to 2.2 times as many codes to
     /// `bf16` a clock, and 2.2 to 3.6 times as many of `e4m3` to `f16` (`notebook/fp8.md`).
-    pub fn of(arch: Arch, to: DType, from: DType) -> Self {
+    pub fn of(target: impl Into<Target>, to: DType, from: DType) -> Self {
+        let target = target.into();
         let moves_once = (from, to) == (DType::E5m2, DType::F16);
-        if arch.compute() >= 89 && !moves_once { Self::Convert } else { Self::Integer }
+        let has_instruction = target.arch.has(ADA_FP8) && target.ptx >= ADA_FP8.ptx;
+        if has_instruction && !moves_once { Self::Convert } else { Self::Integer }
     }
 
     /// The other way.
