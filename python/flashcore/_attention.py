@@ -59,7 +59,8 @@ def attention(
     Tensors are `[batch, head, row, column]` (`layout="bhsd"`, PyTorch's) or `[batch, row, head, column]`
     (`layout="bshd"`, FlashAttention's); packed sequences are `[row, head, column]` in both.
     They are numpy arrays (float16, float32, float64, and bfloat16 of ml_dtypes), torch tensors, or anything with
-    `__dlpack__` or `__cuda_array_interface__`; columns must be adjacent, other strides are free.
+    `__dlpack__` or `__cuda_array_interface__`; strides are free, but `q`, `k` and `v` whose columns are not adjacent cost a
+    copy, and arrays of other libraries on a GPU, and `out`, must have them adjacent.
     `k` and `v` may have fewer heads than `q` (GQA).
 
     causal, window_size: row i attends the keys from `left` before to `right` after its position; -1 is no limit.
@@ -122,6 +123,7 @@ def _plan(
     views = [arrays.view("q", q, stream), arrays.view("k", k, stream), arrays.view("v", v, stream)]
     if kv_dtype is not None:
         views[1:] = [_as_codes(name, view, kv_dtype) for name, view in zip("kv", views[1:])]
+    views = [arrays.with_adjacent_columns(name, view) for name, view in zip("qkv", views)]
     operands = {name: arrays.view(name, array, stream) for name, array in given.items() if array is not None}
     if layout == "bhsd":
         operands.update({name: _row_major(operands[name]) for name in lib.SCALES if name in operands})
@@ -156,7 +158,7 @@ def _plan(
     if query.device[0] == lib.CPU and (is_packed or "seqused_q" in operands):
         # Rows that no sequence has are not written.
         for view, empty in zip(views[3:], (0, -float("inf"))):
-            arrays.fill(view, empty)
+            arrays.host_array(view)[...] = empty
     views += operands.values()
     if "workspace" in plan.operands:
         # The plan keeps a workspace for each stream.

@@ -108,6 +108,11 @@ def _shape_error(name: str, tensor: Tensor, wanted: str) -> InvalidArgument:
     return InvalidArgument(f"{name} has shape {tuple(tensor.shape)}; it must be {wanted}")
 
 
+def has_adjacent_columns(tensor: Tensor) -> bool:
+    """False if elements lie between the columns of a row."""
+    return not tensor.shape or tensor.shape[-1] < 2 or 0 in tensor.shape or tensor.strides[-1] == 1
+
+
 def check_tensor(name: str, tensor: Tensor, dtype: int, device: "Tuple[int, int]", of: str = "q") -> None:
     """Checks element type, device and strides against those of the query."""
     if tensor.device != device:
@@ -118,7 +123,7 @@ def check_tensor(name: str, tensor: Tensor, dtype: int, device: "Tuple[int, int]
         raise InvalidArgument(
             f"{name} is {dtype_name(tensor.dtype)} and {of} is {dtype_name(dtype)}; convert one of them"
         )
-    if tensor.shape[-1] > 1 and tensor.strides[-1] != 1 and 0 not in tensor.shape:
+    if not has_adjacent_columns(tensor):
         raise InvalidArgument(
             f"the columns of {name} are {tensor.strides[-1]} elements apart; they must be adjacent: make it contiguous"
         )

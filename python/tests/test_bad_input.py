@@ -108,13 +108,37 @@ def test_a_wrong_type(case):
 
 def test_columns_that_are_not_adjacent(case):
     name, function, (q, k, v), _, _ = case
-    if name in ("fa2 func", "fa2 varlen", "fa3 func", "fa3 varlen"):
+    if name in ("attention", "fa2 func", "fa2 varlen", "fa3 func", "fa3 varlen"):
         # Copied, as in FlashAttention.
-        results = [function(q, x, v) for x in (k, apart(k))]
-        assert torch.equal(*results)
+        expected = function(q, k, v)
+        for tensors in ((q, apart(k), v), (apart(q), k, apart(v))):
+            assert torch.equal(function(*tensors), expected)
         return
     with pytest.raises(flashcore.InvalidArgument, match="the columns of (k|k_cache) are 2 elements apart; they must be adjacent"):
         function(q, apart(k), v)
+
+
+def test_columns_of_attention_are_copied_everywhere():
+    """Codes, packed rows, pages and heads before rows, by `flashcore.attention`; an output must have them adjacent."""
+    q, k, v = torch.randn(2, 5, 2, 64), torch.randn(2, 40, 2, 64), torch.randn(2, 40, 2, 64)
+    ends, used, pages = torch.tensor([0, 5], dtype=torch.int32), torch.full((2,), 30, dtype=torch.int32), torch.tensor([[1], [0]], dtype=torch.int32)
+    codes = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    for tensors, options in (
+        ((q, k, v), {"layout": "bhsd"}),
+        ((q, *codes), {}),
+        ((q[0], k[0], v[0]), {"cu_seqlens_q": ends, "cu_seqlens_k": ends}),
+        ((q, k, v), {"page_table": pages, "seqused_k": used}),
+    ):
+        options = {"layout": "bshd", **options}
+        if options["layout"] == "bhsd":
+            tensors = [x.transpose(1, 2) for x in tensors]
+        expected = flashcore.attention(*tensors, **options)
+        for _ in range(2):
+            assert torch.equal(flashcore.attention(*map(apart, tensors), **options), expected), options
+    compiled = torch.compile(lambda q, k, v: flashcore.attention(q, k, v, layout="bshd"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, apart(k), v), flashcore.attention(q, k, v, layout="bshd"))
+    with pytest.raises(flashcore.InvalidArgument, match="the columns of out are 5 elements apart; they must be adjacent"):
+        flashcore.attention(q, k, v, layout="bshd", out=torch.empty(2, 2, 64, 5).permute(0, 3, 1, 2))
 
 
 def test_head_dims(case):
@@ -233,9 +257,9 @@ def test_negative_lengths_are_printed_as_such():
         for _ in range(2):
             with pytest.raises(flashcore.InvalidArgument, match=message):
                 ft.varlen_forward(q, q, q, ends, ends, 8, 8)
-    cache = torch.randn(1, 8, 2, 64)
+    caches, rows = [torch.randn(1, 8, 2, 64) for _ in "kv"], torch.randn(1, 1, 2, 64)
     with pytest.raises(flashcore.InvalidArgument, match="sequence 0 uses -5 "):
-        ft.kvcache_forward(cache[:, :1], cache, cache.clone(), cache[:, :1], cache[:, :1], torch.tensor([-5], dtype=torch.int32))
+        ft.kvcache_forward(rows, *caches, rows, rows, torch.tensor([-5], dtype=torch.int32))
 
 
 def test_a_freed_tensor(case):

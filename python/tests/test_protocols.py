@@ -100,6 +100,11 @@ def spread(array, steps=2):
     return wide[:, :, ::steps]
 
 
+def apart(array):
+    """The same values, the columns of a row 8 elements apart."""
+    return array.swapaxes(2, 3).copy().swapaxes(2, 3)
+
+
 OUT = np.empty(SHAPE, "f4")
 CASES = {
     "foreign order": ({"q": Q.astype(">f4")}, r"q is float32 with the bytes in foreign order \(>f4\); call q.astype\("),
@@ -111,7 +116,10 @@ CASES = {
     "native order by name": ({"q": Q.astype("=f4")}, None),
     "bool": ({"q": Q > 0}, "q is bool; it must be float16, bfloat16, float32"),
     "complex": ({"q": Q.astype("c8")}, "q is complex64; it must be float16"),
-    "real part": ({"q": (Q + 1j * Q).astype("c8").real}, "the columns of q are 2 elements apart; they must be adjacent"),
+    "real part": ({"q": (Q + 1j * Q).astype("c8").real}, None),
+    "columns apart": ({name: apart(x) for name, x in PLAIN.items()}, None),
+    "columns apart, interface": ({"v": Interface(apart(PLAIN["v"]))}, None),
+    "columns apart, out": ({"out": apart(OUT)}, "the columns of out are 8 elements apart; they must be adjacent"),
     "longdouble": ({"q": Q.astype("g")}, "q is (float128|longdouble|float96); it must be float16"),
     "object": ({"q": Q.astype(object)}, "q is object; it must be float16"),
     "dates": ({"q": np.zeros(SHAPE, "M8[s]")}, "q is datetime64"),
@@ -127,7 +135,7 @@ CASES = {
     "one dimension": ({"q": Q[0, 0, 0], "return_lse": True}, r"q has shape \(64,\); it must be \[batch"),
     "zero-dimensional v": ({"v": np.float32(1)}, r"v has shape \(\)"),
     "negative rows": ({"k": Q[:, :, ::-1]}, r"k has strides \(.*-64.*\); they must not be negative: copy it"),
-    "negative columns": ({"k": Q[..., ::-1]}, "the columns of k are -1 elements apart"),
+    "negative columns": ({"q": Q[..., ::-1].copy()[..., ::-1]}, None),
     "negative out": ({"out": np.empty(SHAPE, "f4")[:, :, ::-1]}, "out has strides .* they must not be negative"),
     "negative slopes": ({"alibi_slopes": np.ones(2, "f4")[::-1]}, "the entries of alibi_slopes are -1 elements apart"),
     "negative bias": ({"bias": np.zeros((1, 1, 8, 8), "f4")[:, :, ::-1]}, "bias has strides .*; they must not be negative"),
@@ -161,6 +169,7 @@ CASES = {
     "DLPack, byte offset": ({"q": Exported(offset=32), "k": Exported(PLAIN["k"], version=(1, 0), offset=8)}, None),
     "DLPack, no strides": ({"q": Exported(strides=False)}, None),
     "DLPack, strides": ({"q": Exported(spread(Q))}, None),
+    "DLPack, columns apart": ({"k": Exported(apart(PLAIN["k"])), "v": Exported(apart(PLAIN["v"]), version=(1, 0))}, None),
     "DLPack, negative strides": ({"q": Exported(Q[:, :, ::-1])}, "q has strides .*; they must not be negative"),
     "DLPack, lanes": ({"q": Exported(lanes=4, bits=8)}, "q is DLPack type 2 of 8 bits, 4 lanes; it must be float16"),
     "DLPack, lanes of f32": ({"q": Exported(lanes=2)}, "q is DLPack type 2 of 32 bits, 2 lanes"),

@@ -21,6 +21,7 @@ from .._errors import InvalidArgument
 from .._resolve import check_number, window_sides
 from . import _float8, _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
+from ._launch import check_given
 from ._namespace import NAMESPACE, OPERATORS
 
 __all__ = [
@@ -186,6 +187,13 @@ def attention(
     if alignment not in ("bottom_right", "top_left"):
         raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
     is_packed, is_bhsd = cu_seqlens_q is not None, layout == "bhsd"
+
+    def ordered(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        check_given(**{name: tensor})
+        tensor = tensor.transpose(1, 2) if is_bhsd and tensor.dim() == 4 else tensor
+        is_apart = name != "out" and tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+        return tensor.contiguous() if is_apart else tensor
+
     left, right = window_sides(window_size)
     if scale is not None:
         check_number("scale", scale)
@@ -196,7 +204,7 @@ def attention(
     if _float8.is_float8(q, k, v) or any(x is not None for x in scales):
         # A scale for each row lies like its tensor.
         scales = tuple(x.transpose(1, 2) if is_bhsd and x is not None and x.dim() == 3 else x for x in scales)
-        q, k, v = (x.transpose(1, 2) if is_bhsd and x.dim() == 4 else x for x in (q, k, v))
+        q, k, v = ordered("q", q), ordered("k", k), ordered("v", v)
         out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
         if out is not None and out_dtype is None:
             out_dtype = out.dtype
@@ -214,11 +222,6 @@ def attention(
         top_left=alignment == "top_left", alibi_slopes=alibi_slopes, sinks=sinks, seqused_q=seqused_q,
         seqused_k=seqused_k, leftpad_k=leftpad_k,
     )  # fmt: skip
-
-    def ordered(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"{name} is a {type(tensor).__name__} and q a torch tensor; all must be torch tensors")
-        return tensor.transpose(1, 2) if is_bhsd and tensor.dim() == 4 else tensor
 
     q, k, v = ordered("q", q), ordered("k", k), ordered("v", v)
     target = None if out is None else ordered("out", out)
