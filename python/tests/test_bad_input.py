@@ -235,6 +235,59 @@ def test_what_is_no_number(case):
         assert torch.equal(*(x[0] if isinstance(x, tuple) else x for x in (result, expected)))
 
 
+Q, KV = torch.randn(2, 8, 2, 64), [torch.randn(2, 16, 2, 64) for _ in "kv"]
+FRESH, LENGTHS, SLOT = torch.randn(2, 1, 2, 64), torch.tensor([3, 5], dtype=torch.int32), torch.arange(2)
+ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+ROW, ONE = torch.ones(3), torch.ones(())
+WRONG = [
+    (lambda: ft.forward(ONE, *KV), r"q has shape \(\); it must have dimensions"),
+    (lambda: fa2.flash_attn_func(Q, ONE, KV[1]), r"k has shape \(\); it must have dimensions"),
+    (lambda: ft.varlen_forward(Q[0], KV[0][0], ONE, ENDS, ENDS, 8, 8), r"v has shape \(\); it must have dimensions"),
+    (lambda: ft.forward(Q, *KV, window_left=2.5), r"window_size is \(2.5, -1\); it must be \(left, right\), two integers"),
+    (lambda: ft.forward(Q, *KV, window_right=(1,)), r"window_size is \(-1, \(1,\)\); it must be"),
+    (lambda: ft.forward(Q, *KV, scale=(1,)), r"scale is \(1,\); it must be a number"),
+    (lambda: ft.forward(Q, *KV, softcap=(1,)), r"softcap is \(1,\); it must be a number"),
+    (lambda: flashcore.attention(Q.numpy(), *(x.numpy() for x in KV), scale=ROW.numpy()), r"scale is array\(.*\); it must be a number"),
+    (lambda: flashcore.attention(Q.numpy(), *(x.numpy() for x in KV), max_seqlen_q=[1]), r"max_seqlen_q is \[1\]; it must be an integer"),
+    (lambda: flashcore.attention(Q[0], KV[0][0], KV[1][0], cu_seqlens_q=ENDS, cu_seqlens_k=ENDS, k_scale=0.5), "k_scale is a float; it must be a torch tensor"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, page_table=[0]), "page_table is a list; it must be a torch tensor"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, page_table=SLOT), r"page_table has shape \(2,\); it must be \(batch, pages of"),
+    (lambda: flashcore.attention(ROW, *KV, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS), r"q has shape \(3,\); it must be \[total_q"),
+    (lambda: fa2.flash_attn_func(Q, *KV, alibi_slopes=[0.1, 0.2]), "alibi_slopes is a list; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_func(Q, *KV, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\); it must be \(heads,\) or \(2, heads\)"),
+    (lambda: fa2.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, 8, 8, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\)"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\)"),
+    (lambda: fa2.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, ROW, 8), r"max_seqlen_q has shape \(3,\); it must be one integer"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, 1, FRESH, cache_seqlens=LENGTHS), "k is a int; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, block_table=[[0]]), "block_table is a list; it must be a torch tensor"),
+    (lambda: fa3.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, page_table=LENGTHS), r"page_table has shape \(2,\); it must be \(batch, pages"),
+    (lambda: fa3.flash_attn_func(Q, *KV, attention_chunk=-3), "attention_chunk is -3; it must be an integer from 0 on"),
+    (lambda: fa3.flash_attn_func(Q, *KV, attention_chunk="a"), "attention_chunk is 'a'; it must be an integer from 0 on"),
+    (lambda: fa3.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, 8, 8, attention_chunk=1.5), "attention_chunk is 1.5; it must be"),
+    (lambda: fa2.flash_attn_qkvpacked_func(torch.randn(2, 8, 4, 2, 64)), r"qkv has shape \(2, 8, 4, 2, 64\); it must be \[batch, row, 3, head, column\]"),
+    (lambda: fa2.flash_attn_qkvpacked_func([1]), "qkv is a list; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_kvpacked_func(Q, torch.randn(2, 8, 3, 2, 64)), r"kv has shape \(2, 8, 3, 2, 64\); it must be \[batch, row, 2, head, column\]"),
+    (lambda: fa2.flash_attn_varlen_qkvpacked_func(torch.randn(8, 4, 2, 64), ENDS, 8), r"qkv has shape \(8, 4, 2, 64\); it must be \[row, 3, head, column\]"),
+    (lambda: fa2.flash_attn_varlen_kvpacked_func(Q[0], torch.randn(8, 3, 2, 64), ENDS, ENDS, 8, 8), r"kv has shape \(8, 3, 2, 64\); it must be \[row, 2, head"),
+    (lambda: fa3.flash_attn_qkvpacked_func(torch.randn(2, 8, 4, 2, 64)), r"qkv has shape \(2, 8, 4, 2, 64\); it must be \[batch, row, 3, head, column\]"),
+    (lambda: fa3.flash_attn_qkvpacked_func(torch.randn(2, 8, 6, 64), num_heads_q=3), "num_heads_q is 3 of 6 heads of qkv; k and v have half of the others each"),
+    (lambda: ft.append(None, FRESH[0], *KV, SLOT), "k is a NoneType; it must be a torch tensor"),
+    (lambda: ft.append(FRESH[0], FRESH[0], KV[0], None, SLOT), "v_cache is a NoneType; it must be a torch tensor"),
+    (lambda: ft.merge(None, ROW), "parts is a NoneType; it must be a torch tensor"),
+    (lambda: flashcore.prepare(Q, 5), "k is 5; it must be a shape, such as"),
+    (lambda: flashcore.prepare(Q, seqused_k=5), "seqused_k is 5; it must be a shape, such as"),
+    (lambda: flashcore.prepare((1, 2, 8, 64), config=5), "config is 5; it must be the name of one"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(WRONG)))
+def test_no_error_is_one_of_python(index):
+    call, message = WRONG[index]
+    for _ in range(2):
+        with pytest.raises(flashcore.InvalidArgument, match=message):
+            call()
+
+
 def test_numbers_of_arrays():
     q = torch.randn(1, 4, 8, 64).numpy()
     for argument, values in NUMBERS.items():

@@ -21,7 +21,7 @@ from .._errors import InvalidArgument
 from .._resolve import check_number, window_sides
 from . import _float8, _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
-from ._launch import check_given
+from ._launch import check_given, check_optional, check_table
 from ._namespace import NAMESPACE, OPERATORS
 
 __all__ = [
@@ -200,6 +200,7 @@ def attention(
     check_number("softcap", softcap)
     if kv_dtype is not None:
         k, v = _float8.codes("k", k, kv_dtype), _float8.codes("v", v, kv_dtype)
+    check_optional(cu_seqlens_q=cu_seqlens_q, page_table=page_table, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     scales = (q_scale, k_scale, v_scale)
     if _float8.is_float8(q, k, v) or any(x is not None for x in scales):
         # A scale for each row lies like its tensor.
@@ -231,6 +232,7 @@ def attention(
             raise InvalidArgument("bias is given with cu_seqlens_q; packed sequences take no bias: pad them")
         keys = k.shape[0] if cu_seqlens_k is not None else k.shape[1]
         if page_table is not None:
+            check_table("page_table", page_table)
             keys = page_table.shape[1] * k.shape[1]
         bounds = (
             q.shape[0] if max_seqlen_q is None else max_seqlen_q,
@@ -239,7 +241,7 @@ def attention(
         arguments: Any = (q, k, v, cu_seqlens_q, cu_seqlens_k, *bounds)
         given.update(kv_batch_idx=kv_batch_idx, page_table=page_table)
         function, written = varlen_forward, OPERATORS.varlen_forward_out
-        shape = (q.shape[1], q.shape[0])
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else ()
     elif page_table is not None or kv_batch_idx is not None or cu_seqlens_k is not None:
         if cu_seqlens_k is not None or bias is not None or seqused_q is not None or alignment == "top_left":
             raise InvalidArgument(

@@ -12,7 +12,7 @@ from .. import _library as lib
 from .._errors import InvalidArgument
 from .._plans import APPEND, CACHE, MERGE, Plan
 from .._resolve import Tensor, check_scale, check_tensor, dtype_name, extent, row_strides, scale_strides
-from ._launch import check_out, describe, run
+from ._launch import check_given, check_out, describe, run
 from ._ops import define
 
 _find = CACHE.find
@@ -43,6 +43,7 @@ def append(
     k_scale and v_scale, float32 of one element, `[head]` or `[page, row, head]`, and rounded, saturating. With
     compute_scales, both are `[page, row, head]`, and the scale of each row and head is computed and written.
     """
+    check_given(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
     named = {
         "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
@@ -211,6 +212,7 @@ def merge(
     parts: torch.Tensor, lses: torch.Tensor, out_dtype: "Optional[torch.dtype]" = None
 ) -> "Tuple[torch.Tensor, torch.Tensor]":
     """Merges partial results over disjoint keys: parts `[part, token, head, column]`, float32 lses `[part, head, token]`."""
+    check_given(parts=parts, lses=lses)
     out = parts.new_empty(parts.shape[1:], dtype=parts.dtype if out_dtype is None else out_dtype)
     lse = lses.new_empty(lses.shape[1:])
     _merge(parts, lses, out, lse)
