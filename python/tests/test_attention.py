@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def randn(random, *shape, dtype="float32"):
 
 @pytest.fixture
 def random(request):
-    return np.random.default_rng(abs(hash(request.node.name)) % 2**32)
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +75,7 @@ def test_operands(random):
 def test_alibi_has_the_alignment_without_a_mask(random, rows):
     """Distances are counted from row 0 at key 0 with top_left, a mask or not."""
     q, k, v = randn(random, 1, rows[0], 2, 32), randn(random, 1, rows[1], 2, 32), randn(random, 1, rows[1], 2, 32)
-    slopes = randn(random, 2) ** 2
+    slopes = random.random(2).astype(np.float32) / 8  # some rows are 200 from every key: scores round as their size does
     for alignment in ("top_left", "bottom_right"):
         out = flashcore.attention(q, k, v, layout="bshd", alibi_slopes=slopes, alignment=alignment)
         expected, _ = attend_batch(q, k, v, slopes=slopes, top_left=alignment == "top_left")
