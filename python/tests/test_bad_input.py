@@ -336,17 +336,47 @@ def test_descales_of_other_types():
 
 
 def test_appends_of_float64():
-    q, cache = torch.randn(1, 1, 2, 64).double(), torch.zeros(1, 8, 2, 64).double()
-    used = torch.tensor([3], dtype=torch.int32)
-    message = "is float64; rows that are appended must be float16, bfloat16 or float32: convert it"
-    for call in (
-        lambda: ft.kvcache_forward(q, cache, cache.clone(), q, q, used),
-        lambda: fa2.flash_attn_with_kvcache(q, cache, cache.clone(), q, q, cache_seqlens=3),
-        lambda: ft.append(q[0], q[0], cache, cache.clone(), torch.arange(1)),
-    ):
-        with pytest.raises(flashcore.InvalidArgument, match=message):
-            call()
-    assert ft.kvcache_forward(q, cache, cache, cache_seqlens=used)[0].dtype == torch.float64
+    """The library's word goes: it appends them, or says itself that it does not."""
+    q, new, used = torch.randn(1, 1, 2, 64).double(), torch.randn(1, 1, 2, 64).double(), torch.tensor([3], dtype=torch.int32)
+    before = [torch.randn(1, 8, 2, 64).double() for _ in "kv"]
+    after = [torch.cat([x[:, :3], new, x[:, 4:]], 1) for x in before]
+    slot = torch.tensor([3])
+    calls = {
+        "operator": lambda k, v: ft.kvcache_forward(q, k, v, new, new, used)[0],
+        "fa2": lambda k, v: fa2.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3),
+        "slots": lambda k, v: ft.append(new[0], new[0], k, v, slot),
+    }
+    for name, call in calls.items():
+        caches = [x.clone() for x in before]
+        try:
+            out = call(*caches)
+        except flashcore.FlashcoreError as error:
+            assert "dtype is f64; it must be" in str(error), "refused by Python"
+            continue
+        assert all(torch.equal(x, y) for x, y in zip(caches, after)), name
+        if name != "slots":
+            assert torch.equal(out, ft.forward(q, *(x[:, :4] for x in after))[0]), name
+    assert ft.kvcache_forward(q, *before, cache_seqlens=used)[0].dtype == torch.float64
+    with pytest.raises(flashcore.InvalidArgument, match="k is int32; rows that are appended must be float16, bfloat16, float32 or, on the CPU, float64: convert it"):
+        ft.append(new[0].int(), new[0].int(), *before, slot)
+
+
+def test_rotary_tables():
+    """float64 stays float64, and no position beyond the tables is taken for another."""
+    from flashcore.compat.rotary import apply_rotary_emb
+
+    x, angles = torch.randn(2, 5, 2, 64).double(), torch.rand(9, 32).double() * 6
+    turned = apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=4)
+    pair = torch.complex(x[..., :32], x[..., 32:]) * torch.polar(torch.ones(5, 1, 32).double(), angles[4:, None])
+    assert (turned - torch.cat([pair.real, pair.imag], -1)).abs().max() < 1e-14
+    for offsets in (5, torch.tensor([0, 5]), -1):
+        with pytest.raises(flashcore.InvalidArgument, match=r"positions go from -?[0-9]+ to [0-9]+, and cos and sin have 9 rows: give longer tables"):
+            apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=offsets)
+    ends = torch.tensor([0, 10], dtype=torch.int32)
+    with pytest.raises(flashcore.InvalidArgument, match="positions go from 0 to 9, and cos and sin have 9 rows"):
+        apply_rotary_emb(x.flatten(0, 1), angles.cos(), angles.sin(), cu_seqlens=ends)
+    compiled = torch.compile(lambda x: apply_rotary_emb(x, angles.cos(), angles.sin()), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), apply_rotary_emb(x, angles.cos(), angles.sin()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

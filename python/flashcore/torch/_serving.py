@@ -95,8 +95,11 @@ def _append_plan(
 ) -> Plan:
     k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
     q, slots = named.get("query"), named["slot_mapping"]
-    if k.dtype not in (lib.F16, lib.BF16, lib.F32):
-        raise InvalidArgument(f"k is {dtype_name(k.dtype)}; rows that are appended must be float16, bfloat16 or float32: convert it")
+    if k.dtype not in lib.ITEM_BYTES or k.dtype in lib.FLOAT8:
+        raise InvalidArgument(
+            f"k is {dtype_name(k.dtype)}; rows that are appended must be float16, bfloat16, float32 or, on the CPU, float64: "
+            "convert it"
+        )
     dtype: int = k.dtype  # type: ignore[assignment]
     for name, tensor in named.items():
         if name in ("key_cache", "value_cache") and tensor.dtype in lib.FLOAT8:
