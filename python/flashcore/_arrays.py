@@ -58,6 +58,9 @@ def code_of(name: str) -> object:
 
 def view(name: str, array: Any, stream: int = 0, is_written: bool = False) -> View:
     """The view of any array; of one that `is_written`, a read-only one or a copy is refused."""
+    if is_written and type(array).__module__.split(".")[0] in ("jax", "jaxlib"):
+        # Its capsules do not say so.
+        raise InvalidArgument(f"{name} is a JAX array, which is immutable; give one of numpy, or on a GPU of torch or CuPy")
     if hasattr(array, "__array_interface__"):
         return _of_numpy(name, array, is_written)
     if hasattr(array, "__cuda_array_interface__"):

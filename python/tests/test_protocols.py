@@ -68,6 +68,12 @@ class Exported:
         return (self.said, 0)
 
 
+class Immutable(Exported):
+    """As arrays of JAX are: a capsule that says nothing of writing."""
+
+    __module__ = "jaxlib._jax"
+
+
 class Refusing(Exported):
     def __dlpack__(self, **options):
         raise BufferError("the producer says no")
@@ -166,6 +172,8 @@ CASES = {
     "DLPack, read-only out": ({"out": Exported(OUT, version=(1, 0), flags=1)}, "out is read-only"),
     "DLPack, copied input": ({"q": Exported(version=(1, 0), flags=2)}, None),
     "DLPack, copied out": ({"out": Exported(OUT, version=(1, 0), flags=2)}, "out was copied for its export by DLPack"),
+    "JAX": ({"q": Immutable()}, None),
+    "JAX, out": ({"out": Immutable(OUT)}, "out is a JAX array, which is immutable; give one of numpy, or on a GPU of torch or CuPy"),
     "DLPack, byte offset": ({"q": Exported(offset=32), "k": Exported(PLAIN["k"], version=(1, 0), offset=8)}, None),
     "DLPack, no strides": ({"q": Exported(strides=False)}, None),
     "DLPack, strides": ({"q": Exported(spread(Q))}, None),
