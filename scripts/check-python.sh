@@ -54,5 +54,5 @@ if [ "$with" = torch ]; then
     FLASHCORE_STABLE=0 "$python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
     FLASHCORE_FAST=0 "$python" -m pytest -q tests/test_torch.py tests/test_float8.py tests/test_bad_input.py
 else
-    "$python" -m pytest -q tests/test_attention.py tests/test_wheel.py
+    "$python" -m pytest -q tests/test_attention.py tests/test_protocols.py tests/test_wheel.py tests/test_build_wheel.py
 fi

@@ -12,7 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from . import _library as lib
 from ._errors import InvalidArgument
 from ._plans import wait_for_gpu
-from ._resolve import Tensor
+from ._resolve import Tensor, has_adjacent_columns
 
 _NUMPY_NAMES = {
     "float16": lib.F16,
@@ -58,6 +58,9 @@ def code_of(name: str) -> object:
 
 def view(name: str, array: Any, stream: int = 0, is_written: bool = False) -> View:
     """The view of any array; of one that `is_written`, a read-only one or a copy is refused."""
+    if is_written and type(array).__module__.split(".")[0] in ("jax", "jaxlib"):
+        # Its capsules do not say so.
+        raise InvalidArgument(f"{name} is a JAX array, which is immutable; give one of numpy, or on a GPU of torch or CuPy")
     if hasattr(array, "__array_interface__"):
         return _of_numpy(name, array, is_written)
     if hasattr(array, "__cuda_array_interface__"):
@@ -236,8 +239,8 @@ def _of_dlpack(name: str, array: Any, stream: int, is_written: bool) -> View:
     return View((tensor.data or 0) + tensor.byte_offset, Tensor(shape, strides, code_of(type_name), device), capsule)
 
 
-def fill(view: View, value: float) -> None:
-    """Fills an array in the host's memory."""
+def host_array(view: View) -> Any:
+    """The numpy array of a view in the host's memory; the view must outlive it."""
     import numpy
 
     class Memory:
@@ -247,7 +250,15 @@ def fill(view: View, value: float) -> None:
             "typestr": f"|V{lib.ITEM_BYTES[view.tensor.dtype]}",  # type: ignore[index]
         }  # fmt: skip
 
-    numpy.asarray(Memory()).view(numpy_dtype(view.tensor.dtype))[...] = value
+    return numpy.asarray(Memory()).view(numpy_dtype(view.tensor.dtype))
+
+
+def with_adjacent_columns(name: str, array: View) -> View:
+    """The view, or one of a copy where the columns of a tensor in the host's memory are not adjacent."""
+    tensor = array.tensor
+    if tensor.device[0] != lib.CPU or tensor.dtype not in lib.ITEM_BYTES or has_adjacent_columns(tensor):
+        return array
+    return view(name, host_array(array).copy(order="C"))
 
 
 def empty(like: Any, shape: "Tuple[int, ...]", dtype: object, device: "Tuple[int, int]") -> Any:

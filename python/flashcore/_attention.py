@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Dict, Optional, Tuple
 
 from . import _library as lib
 from . import _arrays as arrays
 from ._errors import InvalidArgument
 from ._plans import CACHE, Plan
-from ._resolve import Options, Tensor, attention_plan, check_query, number, window_sides
+from ._resolve import Options, Tensor, attention_plan, check_query, integer, number, window_sides
 
 _find = CACHE.find
 
@@ -59,7 +60,8 @@ def attention(
     Tensors are `[batch, head, row, column]` (`layout="bhsd"`, PyTorch's) or `[batch, row, head, column]`
     (`layout="bshd"`, FlashAttention's); packed sequences are `[row, head, column]` in both.
     They are numpy arrays (float16, float32, float64, and bfloat16 of ml_dtypes), torch tensors, or anything with
-    `__dlpack__` or `__cuda_array_interface__`; columns must be adjacent, other strides are free.
+    `__dlpack__` or `__cuda_array_interface__`; strides are free, but `q`, `k` and `v` whose columns are not adjacent cost a
+    copy, and arrays of other libraries on a GPU, and `out`, must have them adjacent.
     `k` and `v` may have fewer heads than `q` (GQA).
 
     causal, window_size: row i attends the keys from `left` before to `right` after its position; -1 is no limit.
@@ -122,6 +124,7 @@ def _plan(
     views = [arrays.view("q", q, stream), arrays.view("k", k, stream), arrays.view("v", v, stream)]
     if kv_dtype is not None:
         views[1:] = [_as_codes(name, view, kv_dtype) for name, view in zip("kv", views[1:])]
+    views = [arrays.with_adjacent_columns(name, view) for name, view in zip("qkv", views)]
     operands = {name: arrays.view(name, array, stream) for name, array in given.items() if array is not None}
     if layout == "bhsd":
         operands.update({name: _row_major(operands[name]) for name in lib.SCALES if name in operands})
@@ -142,7 +145,8 @@ def _plan(
         views.append(arrays.view("lse", lse, stream))
     options = Options(
         None if scale is None else number("scale", scale), bool(causal), *window_sides(window_size),
-        number("softcap", softcap), return_lse, alignment == "top_left", max_q, max_k, None, arrays.parse_device(device),
+        number("softcap", softcap), bool(return_lse), alignment == "top_left", integer("max_seqlen_q", max_q),
+        integer("max_seqlen_k", max_k), None, arrays.parse_device(device),
     )  # fmt: skip
     tensors = tuple(view.tensor for view in views[:4])
     key_of_call = ("array", is_bhsd, options, tensors, tuple((name, view.tensor) for name, view in operands.items()))
@@ -156,7 +160,7 @@ def _plan(
     if query.device[0] == lib.CPU and (is_packed or "seqused_q" in operands):
         # Rows that no sequence has are not written.
         for view, empty in zip(views[3:], (0, -float("inf"))):
-            arrays.fill(view, empty)
+            arrays.host_array(view)[...] = empty
     views += operands.values()
     if "workspace" in plan.operands:
         # The plan keeps a workspace for each stream.
@@ -216,24 +220,30 @@ def prepare(
     k = q if k is None else k
     v = k if v is None else v
     place = arrays.parse_device(device) or (lib.CPU, 0)
-    code = arrays.code_of(dtype)
+    code = arrays.code_of(str(dtype).replace("torch.", ""))
     if not isinstance(q, (tuple, list)):
         if arrays.is_torch(q):
             place = (lib.CUDA, q.device.index) if q.is_cuda else (lib.CPU, 0)
             code = arrays.code_of(str(q.dtype).replace("torch.", ""))
-            q, k, v = (tuple(tensor.shape) for tensor in (q, k, v))
+            q, k, v = (getattr(tensor, "shape", tensor) for tensor in (q, k, v))
         else:
             views = [arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
             place = arrays.parse_device(device) or views[0].tensor.device
             code = views[0].tensor.dtype
             q, k, v = (view.tensor.shape for view in views)
 
-    def describe(shape: Any, element: object) -> Tensor:
-        shape = tuple(int(size) for size in shape)
+    def describe(name: str, given: Any, element: object) -> Tensor:
+        try:
+            shape = tuple(operator.index(size) for size in given)
+        except TypeError:
+            raise InvalidArgument(f"{name} is {given!r}; it must be a shape, such as (1, 8, 512, 64), or a tensor") from None
         return Tensor(shape, arrays.contiguous_strides(shape), element, place)
 
     is_bhsd = layout == "bhsd"
-    tensors = [_order(describe(shape, code), is_bhsd) for shape in (q, k, v)]
+    tensors = [_order(describe(name, shape, code), is_bhsd) for name, shape in (("q", q), ("k", k), ("v", v))]
+    for name, tensor in zip("qkv", tensors):
+        if not tensor.shape:
+            raise InvalidArgument(f"{name} has shape (); it must have dimensions")
     query, value = tensors[0], tensors[2]
     shape = (*query.shape[:-1], value.shape[-1])
     tensors.append(Tensor(shape, arrays.contiguous_strides(shape), code, place))
@@ -242,7 +252,7 @@ def prepare(
     for name in floats + ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "kv_batch_idx", "page_table"):
         given = options.pop(name, None)
         if given is not None:
-            operands[name] = describe(getattr(given, "shape", given), lib.F32 if name in floats else "int32")
+            operands[name] = describe(name, getattr(given, "shape", given), lib.F32 if name in floats else "int32")
     left, right = window_sides(options.pop("window_size", (-1, -1)))
     scale = options.pop("scale", None)
     chosen = Options(
@@ -253,10 +263,12 @@ def prepare(
         softcap=number("softcap", options.pop("softcap", 0.0)),
         lse=bool(options.pop("return_lse", False)),
         is_top_left=options.pop("alignment", "bottom_right") == "top_left",
-        max_q=options.pop("max_seqlen_q", None),
-        max_k=options.pop("max_seqlen_k", None),
+        max_q=integer("max_seqlen_q", options.pop("max_seqlen_q", None)),
+        max_k=integer("max_seqlen_k", options.pop("max_seqlen_k", None)),
         config=options.pop("config", None),
     )
+    if not isinstance(chosen.config, (str, type(None))):
+        raise InvalidArgument(f"config is {chosen.config!r}; it must be the name of one")
     if options:
         raise TypeError(f"prepare() got an unexpected keyword argument {next(iter(options))!r}")
     key = ("prepared", chosen, tuple(tensors), tuple(operands.items()))

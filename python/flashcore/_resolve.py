@@ -81,16 +81,23 @@ def check_number(name: str, value: Any) -> None:
 def number(name: str, value: Any) -> float:
     """A number of any type."""
     check_number(name, value)
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"{name} is {value!r}; it must be a number") from None
 
 
 def integer(name: str, value: Any) -> "Optional[int]":
     """An integer that is not negative, or None."""
     if value is None:
         return None
-    if not hasattr(value, "__index__") or not 0 <= operator.index(value) < 2**63:
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = -1
+    if not 0 <= found < 2**63:
         raise InvalidArgument(f"{name} is {value!r}; it must be an integer from 0 on")
-    return operator.index(value)
+    return found
 
 
 def check_query(q: Tensor, is_packed: bool) -> None:
@@ -108,6 +115,11 @@ def _shape_error(name: str, tensor: Tensor, wanted: str) -> InvalidArgument:
     return InvalidArgument(f"{name} has shape {tuple(tensor.shape)}; it must be {wanted}")
 
 
+def has_adjacent_columns(tensor: Tensor) -> bool:
+    """False if elements lie between the columns of a row."""
+    return not tensor.shape or tensor.shape[-1] < 2 or 0 in tensor.shape or tensor.strides[-1] == 1
+
+
 def check_tensor(name: str, tensor: Tensor, dtype: int, device: "Tuple[int, int]", of: str = "q") -> None:
     """Checks element type, device and strides against those of the query."""
     if tensor.device != device:
@@ -118,7 +130,7 @@ def check_tensor(name: str, tensor: Tensor, dtype: int, device: "Tuple[int, int]
         raise InvalidArgument(
             f"{name} is {dtype_name(tensor.dtype)} and {of} is {dtype_name(dtype)}; convert one of them"
         )
-    if tensor.shape[-1] > 1 and tensor.strides[-1] != 1 and 0 not in tensor.shape:
+    if not has_adjacent_columns(tensor):
         raise InvalidArgument(
             f"the columns of {name} are {tensor.strides[-1]} elements apart; they must be adjacent: make it contiguous"
         )
@@ -164,7 +176,7 @@ def check_operand(name: str, tensor: Tensor, shape: "Tuple[int, ...]", device: "
 
 
 def _mask(problem: lib.Problem, options: Options) -> None:
-    left, right = options.window_left, options.window_right
+    left, right = window_sides((options.window_left, options.window_right))
     if options.causal:
         right = 0 if right < 0 else min(right, 0)
     problem.alignment = lib.TOP_LEFT if options.is_top_left else lib.BOTTOM_RIGHT
@@ -248,11 +260,11 @@ def attention_problem(
     problem.kv_dtype = kv_dtype if is_float8_kv else 0
     problem.out_dtype = out_dtype if is_float8 else 0
     if options.scale is not None:
-        problem.scale = options.scale
+        problem.scale = number("scale", options.scale)
     elif q.shape[-1]:
         problem.scale = 1 / math.sqrt(q.shape[-1])
-    problem.softcap = options.softcap
-    problem.lse = int(options.lse)
+    problem.softcap = number("softcap", options.softcap)
+    problem.lse = int(bool(options.lse))
     _mask(problem, options)
     problem.layout = lib.LAYOUT_STRIDED
     problem.query_strides, problem.key_strides = row_strides(q), row_strides(k)

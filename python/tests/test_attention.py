@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ def randn(random, *shape, dtype="float32"):
 
 @pytest.fixture
 def random(request):
-    return np.random.default_rng(abs(hash(request.node.name)) % 2**32)
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -72,7 +75,7 @@ def test_operands(random):
 def test_alibi_has_the_alignment_without_a_mask(random, rows):
     """Distances are counted from row 0 at key 0 with top_left, a mask or not."""
     q, k, v = randn(random, 1, rows[0], 2, 32), randn(random, 1, rows[1], 2, 32), randn(random, 1, rows[1], 2, 32)
-    slopes = randn(random, 2) ** 2
+    slopes = random.random(2).astype(np.float32) / 8  # some rows are 200 from every key: scores round as their size does
     for alignment in ("top_left", "bottom_right"):
         out = flashcore.attention(q, k, v, layout="bshd", alibi_slopes=slopes, alignment=alignment)
         expected, _ = attend_batch(q, k, v, slopes=slopes, top_left=alignment == "top_left")
@@ -171,7 +174,7 @@ def test_empty_tensors(random):
         ({"q": np.zeros((1, 2, 8, 64), np.int32)}, "q is int32; it must be float16, bfloat16, float32"),
         ({"k": np.zeros((1, 2, 8, 64), np.float16)}, "k is float16 and q is float32; convert one of them"),
         ({"k": np.zeros((1, 2, 8, 32), np.float32)}, "the head dim of k is 32 and that of q 64"),
-        ({"k": np.zeros((1, 2, 64, 8), np.float32).swapaxes(2, 3)}, "the columns of k are 8 elements apart"),
+        ({"out": np.zeros((1, 2, 64, 8), np.float32).swapaxes(2, 3)}, "the columns of out are 8 elements apart"),
         ({"k": np.zeros((1, 2, 8, 64), np.float32)[:, :, ::-1]}, "must not be negative"),
         ({"q": np.zeros((2, 8, 64), np.float32)}, r"q has shape \(2, 8, 64\); it must be \[batch"),
         ({"v": np.zeros((1, 2, 9, 64), np.float32)}, r"v has shape \(1, 9, 2, 64\)"),
@@ -290,3 +293,41 @@ def test_two_libraries_beside_each_other(random, tmp_path, monkeypatch):
     q, k, v = (random.standard_normal((1, 2, 200, 64)).astype("float32") for _ in "qkv")
     for _ in range(2):
         assert (other.attention(q, k, v, causal=True) == flashcore.attention(q, k, v, causal=True)).all()
+
+
+THREADS = """
+import os, sys
+{first}
+import numpy as np, flashcore
+{then}
+q = np.ones((1, 8, 600, 64), np.float32)
+before = len(os.listdir("/proc/self/task"))
+flashcore.attention(q, q, q)
+os.environ["RAYON_NUM_THREADS"] = "5"
+flashcore.attention(q, q, q)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+@pytest.mark.parametrize(
+    ("environment", "first", "then", "made"),
+    [
+        ({"RAYON_NUM_THREADS": "3"}, "", "", 3),
+        ({"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}, "", "", None),
+        ({}, "", 'os.environ["RAYON_NUM_THREADS"] = "3"', 3),
+        ({"RAYON_NUM_THREADS": "3"}, "import torch", "torch.set_num_threads(1)", 3),
+        ({}, "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])", "", 1),
+    ],
+)
+def test_number_of_threads(environment, first, then, made):
+    """What docs/pytorch.md says of RAYON_NUM_THREADS, and of what sets the threads of others."""
+    if "torch" in first:
+        pytest.importorskip("torch", reason="torch is not installed")
+    environment = {**{name: value for name, value in os.environ.items() if name != "RAYON_NUM_THREADS"}, **environment}
+    package = os.path.dirname(os.path.dirname(flashcore.__file__))
+    environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
+    program = THREADS.format(first=first, then=then)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == (len(os.sched_getaffinity(0)) if made is None else made)

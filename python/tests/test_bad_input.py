@@ -108,13 +108,37 @@ def test_a_wrong_type(case):
 
 def test_columns_that_are_not_adjacent(case):
     name, function, (q, k, v), _, _ = case
-    if name in ("fa2 func", "fa2 varlen", "fa3 func", "fa3 varlen"):
+    if name in ("attention", "fa2 func", "fa2 varlen", "fa3 func", "fa3 varlen"):
         # Copied, as in FlashAttention.
-        results = [function(q, x, v) for x in (k, apart(k))]
-        assert torch.equal(*results)
+        expected = function(q, k, v)
+        for tensors in ((q, apart(k), v), (apart(q), k, apart(v))):
+            assert torch.equal(function(*tensors), expected)
         return
     with pytest.raises(flashcore.InvalidArgument, match="the columns of (k|k_cache) are 2 elements apart; they must be adjacent"):
         function(q, apart(k), v)
+
+
+def test_columns_of_attention_are_copied_everywhere():
+    """Codes, packed rows, pages and heads before rows, by `flashcore.attention`; an output must have them adjacent."""
+    q, k, v = torch.randn(2, 5, 2, 64), torch.randn(2, 40, 2, 64), torch.randn(2, 40, 2, 64)
+    ends, used, pages = torch.tensor([0, 5], dtype=torch.int32), torch.full((2,), 30, dtype=torch.int32), torch.tensor([[1], [0]], dtype=torch.int32)
+    codes = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    for tensors, options in (
+        ((q, k, v), {"layout": "bhsd"}),
+        ((q, *codes), {}),
+        ((q[0], k[0], v[0]), {"cu_seqlens_q": ends, "cu_seqlens_k": ends}),
+        ((q, k, v), {"page_table": pages, "seqused_k": used}),
+    ):
+        options = {"layout": "bshd", **options}
+        if options["layout"] == "bhsd":
+            tensors = [x.transpose(1, 2) for x in tensors]
+        expected = flashcore.attention(*tensors, **options)
+        for _ in range(2):
+            assert torch.equal(flashcore.attention(*map(apart, tensors), **options), expected), options
+    compiled = torch.compile(lambda q, k, v: flashcore.attention(q, k, v, layout="bshd"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, apart(k), v), flashcore.attention(q, k, v, layout="bshd"))
+    with pytest.raises(flashcore.InvalidArgument, match="the columns of out are 5 elements apart; they must be adjacent"):
+        flashcore.attention(q, k, v, layout="bshd", out=torch.empty(2, 2, 64, 5).permute(0, 3, 1, 2))
 
 
 def test_head_dims(case):
@@ -211,6 +235,59 @@ def test_what_is_no_number(case):
         assert torch.equal(*(x[0] if isinstance(x, tuple) else x for x in (result, expected)))
 
 
+Q, KV = torch.randn(2, 8, 2, 64), [torch.randn(2, 16, 2, 64) for _ in "kv"]
+FRESH, LENGTHS, SLOT = torch.randn(2, 1, 2, 64), torch.tensor([3, 5], dtype=torch.int32), torch.arange(2)
+ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+ROW, ONE = torch.ones(3), torch.ones(())
+WRONG = [
+    (lambda: ft.forward(ONE, *KV), r"q has shape \(\); it must have dimensions"),
+    (lambda: fa2.flash_attn_func(Q, ONE, KV[1]), r"k has shape \(\); it must have dimensions"),
+    (lambda: ft.varlen_forward(Q[0], KV[0][0], ONE, ENDS, ENDS, 8, 8), r"v has shape \(\); it must have dimensions"),
+    (lambda: ft.forward(Q, *KV, window_left=2.5), r"window_size is \(2.5, -1\); it must be \(left, right\), two integers"),
+    (lambda: ft.forward(Q, *KV, window_right=(1,)), r"window_size is \(-1, \(1,\)\); it must be"),
+    (lambda: ft.forward(Q, *KV, scale=(1,)), r"scale is \(1,\); it must be a number"),
+    (lambda: ft.forward(Q, *KV, softcap=(1,)), r"softcap is \(1,\); it must be a number"),
+    (lambda: flashcore.attention(Q.numpy(), *(x.numpy() for x in KV), scale=ROW.numpy()), r"scale is array\(.*\); it must be a number"),
+    (lambda: flashcore.attention(Q.numpy(), *(x.numpy() for x in KV), max_seqlen_q=[1]), r"max_seqlen_q is \[1\]; it must be an integer"),
+    (lambda: flashcore.attention(Q[0], KV[0][0], KV[1][0], cu_seqlens_q=ENDS, cu_seqlens_k=ENDS, k_scale=0.5), "k_scale is a float; it must be a torch tensor"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, page_table=[0]), "page_table is a list; it must be a torch tensor"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, page_table=SLOT), r"page_table has shape \(2,\); it must be \(batch, pages of"),
+    (lambda: flashcore.attention(ROW, *KV, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS), r"q has shape \(3,\); it must be \[total_q"),
+    (lambda: fa2.flash_attn_func(Q, *KV, alibi_slopes=[0.1, 0.2]), "alibi_slopes is a list; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_func(Q, *KV, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\); it must be \(heads,\) or \(2, heads\)"),
+    (lambda: fa2.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, 8, 8, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\)"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, alibi_slopes=torch.ones(3, 2)), r"alibi_slopes has shape \(3, 2\)"),
+    (lambda: fa2.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, ROW, 8), r"max_seqlen_q has shape \(3,\); it must be one integer"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, 1, FRESH, cache_seqlens=LENGTHS), "k is a int; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, block_table=[[0]]), "block_table is a list; it must be a torch tensor"),
+    (lambda: fa3.flash_attn_with_kvcache(Q, *KV, cache_seqlens=LENGTHS, page_table=LENGTHS), r"page_table has shape \(2,\); it must be \(batch, pages"),
+    (lambda: fa3.flash_attn_func(Q, *KV, attention_chunk=-3), "attention_chunk is -3; it must be an integer from 0 on"),
+    (lambda: fa3.flash_attn_func(Q, *KV, attention_chunk="a"), "attention_chunk is 'a'; it must be an integer from 0 on"),
+    (lambda: fa3.flash_attn_varlen_func(Q[0], KV[0][0], KV[1][0], ENDS, ENDS, 8, 8, attention_chunk=1.5), "attention_chunk is 1.5; it must be"),
+    (lambda: fa2.flash_attn_qkvpacked_func(torch.randn(2, 8, 4, 2, 64)), r"qkv has shape \(2, 8, 4, 2, 64\); it must be \[batch, row, 3, head, column\]"),
+    (lambda: fa2.flash_attn_qkvpacked_func([1]), "qkv is a list; it must be a torch tensor"),
+    (lambda: fa2.flash_attn_kvpacked_func(Q, torch.randn(2, 8, 3, 2, 64)), r"kv has shape \(2, 8, 3, 2, 64\); it must be \[batch, row, 2, head, column\]"),
+    (lambda: fa2.flash_attn_varlen_qkvpacked_func(torch.randn(8, 4, 2, 64), ENDS, 8), r"qkv has shape \(8, 4, 2, 64\); it must be \[row, 3, head, column\]"),
+    (lambda: fa2.flash_attn_varlen_kvpacked_func(Q[0], torch.randn(8, 3, 2, 64), ENDS, ENDS, 8, 8), r"kv has shape \(8, 3, 2, 64\); it must be \[row, 2, head"),
+    (lambda: fa3.flash_attn_qkvpacked_func(torch.randn(2, 8, 4, 2, 64)), r"qkv has shape \(2, 8, 4, 2, 64\); it must be \[batch, row, 3, head, column\]"),
+    (lambda: fa3.flash_attn_qkvpacked_func(torch.randn(2, 8, 6, 64), num_heads_q=3), "num_heads_q is 3 of 6 heads of qkv; k and v have half of the others each"),
+    (lambda: ft.append(None, FRESH[0], *KV, SLOT), "k is a NoneType; it must be a torch tensor"),
+    (lambda: ft.append(FRESH[0], FRESH[0], KV[0], None, SLOT), "v_cache is a NoneType; it must be a torch tensor"),
+    (lambda: ft.merge(None, ROW), "parts is a NoneType; it must be a torch tensor"),
+    (lambda: flashcore.prepare(Q, 5), "k is 5; it must be a shape, such as"),
+    (lambda: flashcore.prepare(Q, seqused_k=5), "seqused_k is 5; it must be a shape, such as"),
+    (lambda: flashcore.prepare((1, 2, 8, 64), config=5), "config is 5; it must be the name of one"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(WRONG)))
+def test_no_error_is_one_of_python(index):
+    call, message = WRONG[index]
+    for _ in range(2):
+        with pytest.raises(flashcore.InvalidArgument, match=message):
+            call()
+
+
 def test_numbers_of_arrays():
     q = torch.randn(1, 4, 8, 64).numpy()
     for argument, values in NUMBERS.items():
@@ -233,9 +310,9 @@ def test_negative_lengths_are_printed_as_such():
         for _ in range(2):
             with pytest.raises(flashcore.InvalidArgument, match=message):
                 ft.varlen_forward(q, q, q, ends, ends, 8, 8)
-    cache = torch.randn(1, 8, 2, 64)
+    caches, rows = [torch.randn(1, 8, 2, 64) for _ in "kv"], torch.randn(1, 1, 2, 64)
     with pytest.raises(flashcore.InvalidArgument, match="sequence 0 uses -5 "):
-        ft.kvcache_forward(cache[:, :1], cache, cache.clone(), cache[:, :1], cache[:, :1], torch.tensor([-5], dtype=torch.int32))
+        ft.kvcache_forward(rows, *caches, rows, rows, torch.tensor([-5], dtype=torch.int32))
 
 
 def test_a_freed_tensor(case):
@@ -259,17 +336,47 @@ def test_descales_of_other_types():
 
 
 def test_appends_of_float64():
-    q, cache = torch.randn(1, 1, 2, 64).double(), torch.zeros(1, 8, 2, 64).double()
-    used = torch.tensor([3], dtype=torch.int32)
-    message = "is float64; rows that are appended must be float16, bfloat16 or float32: convert it"
-    for call in (
-        lambda: ft.kvcache_forward(q, cache, cache.clone(), q, q, used),
-        lambda: fa2.flash_attn_with_kvcache(q, cache, cache.clone(), q, q, cache_seqlens=3),
-        lambda: ft.append(q[0], q[0], cache, cache.clone(), torch.arange(1)),
-    ):
-        with pytest.raises(flashcore.InvalidArgument, match=message):
-            call()
-    assert ft.kvcache_forward(q, cache, cache, cache_seqlens=used)[0].dtype == torch.float64
+    """The library's word goes: it appends them, or says itself that it does not."""
+    q, new, used = torch.randn(1, 1, 2, 64).double(), torch.randn(1, 1, 2, 64).double(), torch.tensor([3], dtype=torch.int32)
+    before = [torch.randn(1, 8, 2, 64).double() for _ in "kv"]
+    after = [torch.cat([x[:, :3], new, x[:, 4:]], 1) for x in before]
+    slot = torch.tensor([3])
+    calls = {
+        "operator": lambda k, v: ft.kvcache_forward(q, k, v, new, new, used)[0],
+        "fa2": lambda k, v: fa2.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=3),
+        "slots": lambda k, v: ft.append(new[0], new[0], k, v, slot),
+    }
+    for name, call in calls.items():
+        caches = [x.clone() for x in before]
+        try:
+            out = call(*caches)
+        except flashcore.FlashcoreError as error:
+            assert "dtype is f64; it must be" in str(error), "refused by Python"
+            continue
+        assert all(torch.equal(x, y) for x, y in zip(caches, after)), name
+        if name != "slots":
+            assert torch.equal(out, ft.forward(q, *(x[:, :4] for x in after))[0]), name
+    assert ft.kvcache_forward(q, *before, cache_seqlens=used)[0].dtype == torch.float64
+    with pytest.raises(flashcore.InvalidArgument, match="k is int32; rows that are appended must be float16, bfloat16, float32 or, on the CPU, float64: convert it"):
+        ft.append(new[0].int(), new[0].int(), *before, slot)
+
+
+def test_rotary_tables():
+    """float64 stays float64, and no position beyond the tables is taken for another."""
+    from flashcore.compat.rotary import apply_rotary_emb
+
+    x, angles = torch.randn(2, 5, 2, 64).double(), torch.rand(9, 32).double() * 6
+    turned = apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=4)
+    pair = torch.complex(x[..., :32], x[..., 32:]) * torch.polar(torch.ones(5, 1, 32).double(), angles[4:, None])
+    assert (turned - torch.cat([pair.real, pair.imag], -1)).abs().max() < 1e-14
+    for offsets in (5, torch.tensor([0, 5]), -1):
+        with pytest.raises(flashcore.InvalidArgument, match=r"positions go from -?[0-9]+ to [0-9]+, and cos and sin have 9 rows: give longer tables"):
+            apply_rotary_emb(x, angles.cos(), angles.sin(), seqlen_offsets=offsets)
+    ends = torch.tensor([0, 10], dtype=torch.int32)
+    with pytest.raises(flashcore.InvalidArgument, match="positions go from 0 to 9, and cos and sin have 9 rows"):
+        apply_rotary_emb(x.flatten(0, 1), angles.cos(), angles.sin(), cu_seqlens=ends)
+    compiled = torch.compile(lambda x: apply_rotary_emb(x, angles.cos(), angles.sin()), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), apply_rotary_emb(x, angles.cos(), angles.sin()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

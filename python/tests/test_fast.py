@@ -1,6 +1,9 @@
 """The short way of eager calls: the same bits as the Python way, and never taken where something listens."""
 
+import json
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np

@@ -68,6 +68,12 @@ class Exported:
         return (self.said, 0)
 
 
+class Immutable(Exported):
+    """As arrays of JAX are: a capsule that says nothing of writing."""
+
+    __module__ = "jaxlib._jax"
+
+
 class Refusing(Exported):
     def __dlpack__(self, **options):
         raise BufferError("the producer says no")
@@ -100,6 +106,11 @@ def spread(array, steps=2):
     return wide[:, :, ::steps]
 
 
+def apart(array):
+    """The same values, the columns of a row 8 elements apart."""
+    return array.swapaxes(2, 3).copy().swapaxes(2, 3)
+
+
 OUT = np.empty(SHAPE, "f4")
 CASES = {
     "foreign order": ({"q": Q.astype(">f4")}, r"q is float32 with the bytes in foreign order \(>f4\); call q.astype\("),
@@ -111,7 +122,10 @@ CASES = {
     "native order by name": ({"q": Q.astype("=f4")}, None),
     "bool": ({"q": Q > 0}, "q is bool; it must be float16, bfloat16, float32"),
     "complex": ({"q": Q.astype("c8")}, "q is complex64; it must be float16"),
-    "real part": ({"q": (Q + 1j * Q).astype("c8").real}, "the columns of q are 2 elements apart; they must be adjacent"),
+    "real part": ({"q": (Q + 1j * Q).astype("c8").real}, None),
+    "columns apart": ({name: apart(x) for name, x in PLAIN.items()}, None),
+    "columns apart, interface": ({"v": Interface(apart(PLAIN["v"]))}, None),
+    "columns apart, out": ({"out": apart(OUT)}, "the columns of out are 8 elements apart; they must be adjacent"),
     "longdouble": ({"q": Q.astype("g")}, "q is (float128|longdouble|float96); it must be float16"),
     "object": ({"q": Q.astype(object)}, "q is object; it must be float16"),
     "dates": ({"q": np.zeros(SHAPE, "M8[s]")}, "q is datetime64"),
@@ -127,7 +141,7 @@ CASES = {
     "one dimension": ({"q": Q[0, 0, 0], "return_lse": True}, r"q has shape \(64,\); it must be \[batch"),
     "zero-dimensional v": ({"v": np.float32(1)}, r"v has shape \(\)"),
     "negative rows": ({"k": Q[:, :, ::-1]}, r"k has strides \(.*-64.*\); they must not be negative: copy it"),
-    "negative columns": ({"k": Q[..., ::-1]}, "the columns of k are -1 elements apart"),
+    "negative columns": ({"q": Q[..., ::-1].copy()[..., ::-1]}, None),
     "negative out": ({"out": np.empty(SHAPE, "f4")[:, :, ::-1]}, "out has strides .* they must not be negative"),
     "negative slopes": ({"alibi_slopes": np.ones(2, "f4")[::-1]}, "the entries of alibi_slopes are -1 elements apart"),
     "negative bias": ({"bias": np.zeros((1, 1, 8, 8), "f4")[:, :, ::-1]}, "bias has strides .*; they must not be negative"),
@@ -158,9 +172,12 @@ CASES = {
     "DLPack, read-only out": ({"out": Exported(OUT, version=(1, 0), flags=1)}, "out is read-only"),
     "DLPack, copied input": ({"q": Exported(version=(1, 0), flags=2)}, None),
     "DLPack, copied out": ({"out": Exported(OUT, version=(1, 0), flags=2)}, "out was copied for its export by DLPack"),
+    "JAX": ({"q": Immutable()}, None),
+    "JAX, out": ({"out": Immutable(OUT)}, "out is a JAX array, which is immutable; give one of numpy, or on a GPU of torch or CuPy"),
     "DLPack, byte offset": ({"q": Exported(offset=32), "k": Exported(PLAIN["k"], version=(1, 0), offset=8)}, None),
     "DLPack, no strides": ({"q": Exported(strides=False)}, None),
     "DLPack, strides": ({"q": Exported(spread(Q))}, None),
+    "DLPack, columns apart": ({"k": Exported(apart(PLAIN["k"])), "v": Exported(apart(PLAIN["v"]), version=(1, 0))}, None),
     "DLPack, negative strides": ({"q": Exported(Q[:, :, ::-1])}, "q has strides .*; they must not be negative"),
     "DLPack, lanes": ({"q": Exported(lanes=4, bits=8)}, "q is DLPack type 2 of 8 bits, 4 lanes; it must be float16"),
     "DLPack, lanes of f32": ({"q": Exported(lanes=2)}, "q is DLPack type 2 of 32 bits, 2 lanes"),

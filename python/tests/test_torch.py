@@ -432,7 +432,7 @@ def test_bad_input(device):
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q[..., :32], q, ints(device, [0])), r"k has shape \(1, 70, 2, 32\)"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q, q, ints(device, [0]).long()), "cache_seqlens is torch.int64"),
         (lambda: ops.kvcache_forward(q, q.clone(), q.clone(), q, q), "k is given without cache_seqlens"),
-        (lambda: flashcore.attention(q, q, np.zeros(3)), "v is a ndarray and q a torch tensor"),
+        (lambda: flashcore.attention(q, q, np.zeros(3)), "v is a ndarray; it must be a torch tensor"),
         (lambda: flashcore.attention(q, q, q, device="cuda"), "leave them out"),
     ]
     for call, message in check:

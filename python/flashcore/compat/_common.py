@@ -7,11 +7,11 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .._errors import InvalidArgument, Unsupported
-from .._resolve import check_number
+from .._resolve import check_number, integer
 from .._resolve import window_sides as sides
 from ..torch import forward, kvcache_forward, varlen_forward
 from ..torch._dispatch import autocast
-from ..torch._launch import check_given, refuse_grad
+from ..torch._launch import check_given, check_optional, check_table, refuse_grad
 from ..torch._namespace import OPERATORS
 from . import _chunks
 from ._append import append_new
@@ -53,6 +53,15 @@ def adjacent(x: torch.Tensor) -> torch.Tensor:
 def columns(out: torch.Tensor, value_dim: int) -> torch.Tensor:
     """The output without the columns that were added."""
     return out if out.shape[-1] == value_dim else out[..., :value_dim]
+
+
+def parts_of(name: str, x: torch.Tensor, count: int, dimensions: int) -> "Tuple[torch.Tensor, ...]":
+    """Tensors packed side by side `[..., count, head, column]`, without a copy."""
+    check_given(**{name: x})
+    if x.dim() != dimensions or x.shape[-3] != count:
+        rows = "batch, row" if dimensions == 5 else "row"
+        raise InvalidArgument(f"{name} has shape {tuple(x.shape)}; it must be [{rows}, {count}, head, column]")
+    return x.unbind(-3)
 
 
 def scale_of(q: torch.Tensor, scale: "Optional[float]") -> float:
@@ -98,12 +107,13 @@ class _Refusing(torch.autograd.Function):
         return (None, *OPERATORS.no_backward(grad, *ctx.saved_tensors))
 
 
-def shared(slopes: Slopes) -> "Tuple[Slopes, bool]":
-    """Slopes of one dimension, and whether each batch has its own."""
+def shared(slopes: Slopes, batch: int) -> "Tuple[Slopes, bool]":
+    """Slopes of one dimension, and whether each of the batches has its own."""
+    check_optional(alibi_slopes=slopes)
     if slopes is None or slopes.dim() == 1:
         return slopes, False
-    if slopes.dim() != 2:
-        raise InvalidArgument(f"alibi_slopes has shape {tuple(slopes.shape)}; it must be (heads,) or (batch, heads)")
+    if slopes.dim() != 2 or slopes.shape[0] not in (1, batch):
+        raise InvalidArgument(f"alibi_slopes has shape {tuple(slopes.shape)}; it must be (heads,) or ({batch}, heads)")
     if slopes.shape[0] == 1 or slopes.stride(0) == 0:
         return slopes[0], False
     return slopes, True
@@ -126,12 +136,12 @@ def dense(
         scale = scale_of(q, scale)
         q, k, v = adjacent(q), adjacent(k), adjacent(v)
     if chunk:
-        scale = scale_of(q, scale)
+        chunk, scale = integer("attention_chunk", chunk) or 0, scale_of(q, scale)
         out, lse = _chunks.cached(
             q, k, v, None, None, None, None, None, None, chunk, scale, causal, left, right, softcap, return_lse
         )
         return columns(out, value_dim), lse
-    slopes, is_batched = shared(slopes)
+    slopes, is_batched = shared(slopes, q.shape[0])
     if is_batched and slopes is not None:
         # The library has one slope for each head: batch after batch.
         results = [
@@ -145,6 +155,15 @@ def dense(
             q, k, v, scale, causal, left, right, softcap, False, slopes, None, None, None, None, None, return_lse
         )
     return columns(out, value_dim), lse
+
+
+def _bound(name: str, bound: Any) -> Any:
+    """A length, which may be a tensor of one number."""
+    if not isinstance(bound, torch.Tensor):
+        return bound
+    if bound.numel() != 1:
+        raise InvalidArgument(f"{name} has shape {tuple(bound.shape)}; it must be one integer")
+    return int(bound)
 
 
 def packed(
@@ -171,8 +190,9 @@ def packed(
                 raise InvalidArgument("pages are given without cu_seqlens_k or seqused_k, which have the lengths")
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         cu_seqlens_k = None
-    bounds = [int(bound) if isinstance(bound, torch.Tensor) else bound for bound in (max_seqlen_q, max_seqlen_k)]
-    slopes, is_batched = shared(slopes)
+    bounds = [_bound(*bound) for bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]
+    slopes, is_batched = shared(slopes, cu_seqlens_q.shape[0] - 1)
+    chunk = integer("attention_chunk", chunk) or 0 if chunk else 0
     if chunk and cu_seqlens_k is not None:
         out, lse = _chunks.packed(
             q, k, v, cu_seqlens_q, cu_seqlens_k, bounds[0], bounds[1], seqused_q, seqused_k, chunk, scale, causal, left,
@@ -231,6 +251,7 @@ def _check_table(
     cu_seqlens_k_new: "Optional[torch.Tensor]",
 ) -> None:  # fmt: skip
     """Refuses lengths beyond the pages of a table."""
+    check_table(name, table)
     if k is not None:
         lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
     longest, most = int(lengths.max()) if lengths.numel() else 0, table.shape[1] * page_size
@@ -253,6 +274,8 @@ def cached(
 ) -> "Tuple[torch.Tensor, torch.Tensor]":  # fmt: skip
     """Append to a KV cache and attend it, by `attend`: `kvcache_forward`, or what stands for it."""
     check_given(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_optional(**{table_name: page_table})
+    check_given(**{name: x for name, x in (("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q)) if x is not None})
     check_numbers(scale, softcap)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if cache.stride(-1) != 1:
@@ -273,9 +296,9 @@ def cached(
     q = adjacent(q)
     k, v = (None if x is None else adjacent(x) for x in (k, v))
     left, right = sides(window)
-    slopes, is_batched = shared(slopes)
+    slopes, is_batched = shared(slopes, batch)
     if chunk:
-        scale = scale_of(q, scale)
+        chunk, scale = integer("attention_chunk", chunk) or 0, scale_of(q, scale)
         refuse_grad(q, k_cache, v_cache, k, v)
         if k is not None:
             if v is None or cache_seqlens is None:

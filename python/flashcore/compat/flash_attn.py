@@ -14,7 +14,7 @@ import torch
 from .._errors import NoBackward, Unsupported
 from ..torch._fast import is_dynamo_compiling
 from . import _short, bert_padding
-from ._common import dense, packed, refuse_dropout
+from ._common import dense, packed, parts_of, refuse_dropout
 
 __version__ = "2.8.4"  # the version whose signatures these are
 USE_TRITON_ROCM = False
@@ -73,7 +73,7 @@ def flash_attn_kvpacked_func(
 ) -> Any:
     """`flash_attn_func` of kv `[batch, row, 2, head, column]`, without a copy."""
     return flash_attn_func(
-        q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, *parts_of("kv", kv, 2, 5), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -91,8 +91,8 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """`flash_attn_func` of qkv `[batch, row, 3, head, column]`, without a copy."""
     return flash_attn_func(
-        qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
+        *parts_of("qkv", qkv, 3, 5), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:
     """`flash_attn_varlen_func` of kv `[row, 2, head, column]`, without a copy."""
     return flash_attn_varlen_func(
-        q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        q, *parts_of("kv", kv, 2, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """`flash_attn_varlen_func` of qkv `[row, 3, head, column]`, without a copy."""
     return flash_attn_varlen_func(
-        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        *parts_of("qkv", qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 

@@ -15,8 +15,9 @@ import torch
 from .._errors import InvalidArgument
 from ..torch import merge
 from ..torch._fast import is_dynamo_compiling
+from ..torch._launch import check_given
 from . import _float8, _short
-from ._common import refuse_descales, refuse_given
+from ._common import parts_of, refuse_descales, refuse_given
 
 __all__ = [
     "flash_attn_combine",
@@ -84,12 +85,15 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of qkv `[batch, row, 3, head, column]`, or with the heads of q, k and v one after another."""
-    if qkv.dim() == 5:
-        q, k, v = qkv.unbind(-3)
+    check_given(qkv=qkv)
+    if qkv.dim() != 4:
+        q, k, v = parts_of("qkv", qkv, 3, 5)
     elif num_heads_q is None:
         raise InvalidArgument(f"qkv has shape {tuple(qkv.shape)} and num_heads_q is not given; it says which heads are q")
     else:
-        heads = (qkv.shape[2] - num_heads_q) // 2
+        heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)
+        if num_heads_q < 1 or heads < 1 or rest:
+            raise InvalidArgument(f"num_heads_q is {num_heads_q} of {qkv.shape[2]} heads of qkv; k and v have half of the others each")
         q, k, v = qkv.split([num_heads_q, heads, heads], -2)
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,

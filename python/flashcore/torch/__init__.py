@@ -21,6 +21,7 @@ from .._errors import InvalidArgument
 from .._resolve import check_number, window_sides
 from . import _float8, _kvcache, _ops, _sdpa, _serving
 from ._fast import is_dynamo_compiling, is_fast, operation
+from ._launch import check_given, check_optional, check_table
 from ._namespace import NAMESPACE, OPERATORS
 
 __all__ = [
@@ -186,17 +187,25 @@ def attention(
     if alignment not in ("bottom_right", "top_left"):
         raise InvalidArgument(f"alignment is {alignment!r}; it must be 'bottom_right' or 'top_left'")
     is_packed, is_bhsd = cu_seqlens_q is not None, layout == "bhsd"
+
+    def ordered(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        check_given(**{name: tensor})
+        tensor = tensor.transpose(1, 2) if is_bhsd and tensor.dim() == 4 else tensor
+        is_apart = name != "out" and tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+        return tensor.contiguous() if is_apart else tensor
+
     left, right = window_sides(window_size)
     if scale is not None:
         check_number("scale", scale)
     check_number("softcap", softcap)
     if kv_dtype is not None:
         k, v = _float8.codes("k", k, kv_dtype), _float8.codes("v", v, kv_dtype)
+    check_optional(cu_seqlens_q=cu_seqlens_q, page_table=page_table, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     scales = (q_scale, k_scale, v_scale)
     if _float8.is_float8(q, k, v) or any(x is not None for x in scales):
         # A scale for each row lies like its tensor.
         scales = tuple(x.transpose(1, 2) if is_bhsd and x is not None and x.dim() == 3 else x for x in scales)
-        q, k, v = (x.transpose(1, 2) if is_bhsd and x.dim() == 4 else x for x in (q, k, v))
+        q, k, v = ordered("q", q), ordered("k", k), ordered("v", v)
         out_dtype = getattr(torch, out_dtype) if isinstance(out_dtype, str) else out_dtype
         if out is not None and out_dtype is None:
             out_dtype = out.dtype
@@ -215,11 +224,6 @@ def attention(
         seqused_k=seqused_k, leftpad_k=leftpad_k,
     )  # fmt: skip
 
-    def ordered(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"{name} is a {type(tensor).__name__} and q a torch tensor; all must be torch tensors")
-        return tensor.transpose(1, 2) if is_bhsd and tensor.dim() == 4 else tensor
-
     q, k, v = ordered("q", q), ordered("k", k), ordered("v", v)
     target = None if out is None else ordered("out", out)
     lse = None
@@ -228,6 +232,7 @@ def attention(
             raise InvalidArgument("bias is given with cu_seqlens_q; packed sequences take no bias: pad them")
         keys = k.shape[0] if cu_seqlens_k is not None else k.shape[1]
         if page_table is not None:
+            check_table("page_table", page_table)
             keys = page_table.shape[1] * k.shape[1]
         bounds = (
             q.shape[0] if max_seqlen_q is None else max_seqlen_q,
@@ -236,7 +241,7 @@ def attention(
         arguments: Any = (q, k, v, cu_seqlens_q, cu_seqlens_k, *bounds)
         given.update(kv_batch_idx=kv_batch_idx, page_table=page_table)
         function, written = varlen_forward, OPERATORS.varlen_forward_out
-        shape = (q.shape[1], q.shape[0])
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else ()
     elif page_table is not None or kv_batch_idx is not None or cu_seqlens_k is not None:
         if cu_seqlens_k is not None or bias is not None or seqused_q is not None or alignment == "top_left":
             raise InvalidArgument(

@@ -68,11 +68,6 @@ def _append_problem(
     attention: lib.Problem, k_cache: Tensor, v_cache: Tensor, new: "Dict[str, Tensor]", is_interleaved: bool
 ) -> lib.KvCacheProblem:
     dtype, device = attention.dtype, k_cache.device
-    if dtype == lib.F64:
-        raise InvalidArgument(
-            "q is float64; rows that are appended must be float16, bfloat16 or float32: convert it, or write the cache "
-            "before and attend it without k and v"
-        )
     for name, tensor in new.items():
         if name in ("new_key", "new_value"):
             check_tensor(_ARGUMENTS[name], tensor, dtype, device)

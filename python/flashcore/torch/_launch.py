@@ -34,7 +34,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 def describe(name: str, tensor: torch.Tensor) -> Tensor:
     """Everything of a tensor but its address."""
-    check_given(**{name: tensor})
+    check_optional(**{name: tensor})
     device = tensor.device
     if device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {device}; it must be on the CPU or an NVIDIA GPU: move it")
@@ -43,13 +43,31 @@ def describe(name: str, tensor: torch.Tensor) -> Tensor:
     return Tensor(tuple(tensor.shape), tuple(tensor.stride()), dtype, place)
 
 
-def check_given(**tensors: Any) -> None:
-    """Refuses what is no tensor, or has no strides, where one must be."""
+def check_optional(**tensors: Any) -> None:
+    """Refuses what is neither None nor a tensor, or has no strides."""
     for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgument(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
         if tensor.layout is not torch.strided:
             raise InvalidArgument(f"{name} has layout {tensor.layout}; it must be strided: call .to_dense()")
+
+
+def check_given(**tensors: Any) -> None:
+    """Refuses None and tensors without dimensions too."""
+    check_optional(**tensors)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            raise InvalidArgument(f"{name} is a NoneType; it must be a torch tensor")
+        if not tensor.dim():
+            raise InvalidArgument(f"{name} has shape (); it must have dimensions")
+
+
+def check_table(name: str, table: torch.Tensor) -> None:
+    """Refuses a table of pages that is no matrix."""
+    if table.dim() != 2:
+        raise InvalidArgument(f"{name} has shape {tuple(table.shape)}; it must be (batch, pages of the longest sequence)")
 
 
 def of_one_device(function: Any, fake: Any) -> Any:

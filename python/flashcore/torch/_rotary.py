@@ -6,11 +6,11 @@ import torch
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Rotary embedding of `[token, head, column]` in float32."""
-    half = cos.shape[1]
+    """Rotary embedding of `[token, head, column]` in float32, or float64 where x is that."""
+    half, wide = cos.shape[1], torch.float64 if x.dtype == torch.float64 else torch.float32
     positions = positions.clamp(0, cos.shape[0] - 1)
-    cosine, sine = (table[positions].float().unsqueeze(1) for table in (cos, sin))
-    turned, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    cosine, sine = (table[positions].to(wide).unsqueeze(1) for table in (cos, sin))
+    turned, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
     else:

@@ -12,7 +12,7 @@ from .. import _library as lib
 from .._errors import InvalidArgument
 from .._plans import APPEND, CACHE, MERGE, Plan
 from .._resolve import Tensor, check_scale, check_tensor, dtype_name, extent, row_strides, scale_strides
-from ._launch import check_out, describe, run
+from ._launch import check_given, check_out, describe, run
 from ._ops import define
 
 _find = CACHE.find
@@ -43,6 +43,7 @@ def append(
     k_scale and v_scale, float32 of one element, `[head]` or `[page, row, head]`, and rounded, saturating. With
     compute_scales, both are `[page, row, head]`, and the scale of each row and head is computed and written.
     """
+    check_given(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
     named = {
         "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
@@ -94,8 +95,11 @@ def _append_plan(
 ) -> Plan:
     k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
     q, slots = named.get("query"), named["slot_mapping"]
-    if k.dtype not in (lib.F16, lib.BF16, lib.F32):
-        raise InvalidArgument(f"k is {dtype_name(k.dtype)}; rows that are appended must be float16, bfloat16 or float32: convert it")
+    if k.dtype not in lib.ITEM_BYTES or k.dtype in lib.FLOAT8:
+        raise InvalidArgument(
+            f"k is {dtype_name(k.dtype)}; rows that are appended must be float16, bfloat16, float32 or, on the CPU, float64: "
+            "convert it"
+        )
     dtype: int = k.dtype  # type: ignore[assignment]
     for name, tensor in named.items():
         if name in ("key_cache", "value_cache") and tensor.dtype in lib.FLOAT8:
@@ -211,6 +215,7 @@ def merge(
     parts: torch.Tensor, lses: torch.Tensor, out_dtype: "Optional[torch.dtype]" = None
 ) -> "Tuple[torch.Tensor, torch.Tensor]":
     """Merges partial results over disjoint keys: parts `[part, token, head, column]`, float32 lses `[part, head, token]`."""
+    check_given(parts=parts, lses=lses)
     out = parts.new_empty(parts.shape[1:], dtype=parts.dtype if out_dtype is None else out_dtype)
     lse = lses.new_empty(lses.shape[1:])
     _merge(parts, lses, out, lse)
