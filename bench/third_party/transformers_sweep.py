@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import inspect
 import json
 import logging
@@ -95,6 +96,9 @@ SIZES = [
     (r"^(num_nextn_predict_layers|num_mtp_layers)$", 0),
 ]  # fmt: skip
 
+# What defaults leave out: windows that are on, a softcap that bends scores.
+OVERRIDES = {"use_sliding_window": True, "max_window_layers": 1, "attn_logit_softcapping": 5.0, "use_cache": True}
+
 
 def wanted(name, old):
     """The small value of an attribute, or None where the default stays."""
@@ -110,7 +114,11 @@ def shrink(config, free=None):
     small, layers = {}, None
     given = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     for name, old in given.items():
-        if isinstance(old, transformers.PreTrainedConfig):
+        if name in OVERRIDES and old is not None:
+            small[name] = OVERRIDES[name]
+        elif name == "sliding_window" and old is None:
+            small[name] = 40
+        elif isinstance(old, transformers.PreTrainedConfig):
             small[name] = shrink(old, free)
         elif isinstance(old, bool):
             continue
@@ -153,7 +161,7 @@ def randomize(model, gain):
     """Weights that make attention sharp, around what each norm starts from."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() or parameter.dim() == 0:
                 continue
             kind = type(module).__name__.lower()
             if "norm" in kind and name == "weight":
@@ -177,14 +185,28 @@ def default_config(model_type):
     return transformers.CONFIG_MAPPING[model_type]()
 
 
-def class_of(model_type):
-    """The class to build, and what it is."""
+def classes_of(model_type):
+    """The classes to build of one type, by what they are: a decoder, an encoder and a pair may have one type."""
+    found = {}
     for kind, table in KINDS:
         name = getattr(modeling_auto, table, {}).get(model_type)
-        if name:
-            name = name[0] if isinstance(name, (list, tuple)) else name
-            return kind, getattr(transformers, name)
-    raise RuntimeError("no auto class has it")
+        if name and not (found and kind in ("text of several", "base")):
+            found.setdefault(name[0] if isinstance(name, (list, tuple)) else name, kind)
+    if found:
+        return {kind: getattr(transformers, name) for name, kind in found.items() if hasattr(transformers, name)}
+    # A part of a model, which no auto class makes: the first class of its file that has this config.
+    config = transformers.CONFIG_MAPPING[model_type]
+    try:
+        code = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return {}
+    parts = [
+        kind for kind in vars(code).values()
+        if inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is config
+        and kind.__module__ == code.__name__ and "forward" in vars(kind) and not kind.__name__.endswith("PreTrainedModel")
+    ]  # fmt: skip
+    parts.sort(key=lambda kind: not kind.__name__.endswith("Model"))
+    return {"part": parts[0]} if parts else {}
 
 
 def build(kind, config, implementation, gain):
@@ -200,9 +222,13 @@ def build(kind, config, implementation, gain):
 class Case:
     """One architecture: its inputs, and what its outputs are compared at."""
 
-    def __init__(self, model_type):
-        self.kind, self.model_class = class_of(model_type)
+    def __init__(self, model_type, kind):
+        if kind == "none":
+            raise RuntimeError("no class of models has this config")
+        self.kind, self.model_class = kind, classes_of(model_type)[kind]
         self.config = shrink(default_config(model_type))
+        if kind == "decoder" and hasattr(self.config, "is_decoder"):
+            self.config.is_decoder = True
         if model_type in HEAD_DIMS:
             self.config.head_dim = HEAD_DIMS[model_type]
         self.model_type = model_type
@@ -223,13 +249,17 @@ class Case:
     def inputs(self):
         torch.manual_seed(7)
         config = self.config
+        vision = getattr(config, "vision_config", None) or config
+        size = getattr(vision, "image_size", None) or 64
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        pixels = torch.randn(2, getattr(vision, "num_channels", 3), height, width)
         if self.is_text and self.main in ("input_ids", "inputs_embeds"):
             given = {"input_ids": torch.randint(20, 120, (2, LENGTHS[0]))}
+            if self.kind == "base" and "pixel_values" in self.parameters and vision is not config:
+                # Two towers.
+                given["pixel_values"] = pixels
         elif self.main == "pixel_values":
-            vision = getattr(config, "vision_config", None) or config
-            size = getattr(vision, "image_size", 64)
-            height, width = size if isinstance(size, (list, tuple)) else (size, size)
-            given = {"pixel_values": torch.randn(2, getattr(vision, "num_channels", 3), height, width)}
+            given = {"pixel_values": pixels}
         elif self.main == "pixel_values_videos":
             given = {self.main: torch.randn(2, getattr(config, "frames_per_clip", 16), 3, config.crop_size if hasattr(config, "crop_size") else 64, config.crop_size if hasattr(config, "crop_size") else 64)}
         elif self.main == "input_values":
@@ -273,6 +303,13 @@ def call(model, case, way):
     if way == "none":
         out = output_of(model(**given))
         return out, None
+    if way == "right" and case.main in ("input_values", "input_features") and "attention_mask" in case.parameters:
+        length = given[case.main].shape[1]
+        given["attention_mask"] = padding(way, 2, length, length * 3 // 5)
+        out = output_of(model(**given))
+        there = torch.ones(out.shape[:2], dtype=torch.bool)
+        there[1, out.shape[1] // 2 :] = False
+        return out, there
     if way in ("right", "left", "holes"):
         if not case.is_text or "attention_mask" not in case.parameters:
             raise NotApplicable
@@ -286,7 +323,11 @@ def call(model, case, way):
             return out, inner.bool()
         if "position_ids" in case.parameters and case.kind != "encoder":
             given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
-        return output_of(model(**given)), mask.bool()
+        out = output_of(model(**given))
+        if out.shape[:2] != mask.shape and way == "left":
+            # One row was taken from the sequence, which may be one of padding.
+            raise NotApplicable
+        return out, mask.bool()
     if way in ("positions", "packed"):
         if not case.is_text or case.is_pair or "position_ids" not in case.parameters:
             raise NotApplicable
@@ -299,8 +340,11 @@ def call(model, case, way):
                 raise NotApplicable
             if model is case.eager:
                 parts = ids.split(DOCUMENTS, 1)
-                given.pop("position_ids")
-                return torch.cat([output_of(model(**{**given, "input_ids": part})) for part in parts], 1), None
+                outs = []
+                for part in parts:
+                    given["position_ids"] = torch.arange(part.shape[1])[None]
+                    outs.append(output_of(model(**{**given, "input_ids": part})))
+                return torch.cat(outs, 1), None
             cu = torch.tensor([0, *torch.tensor(DOCUMENTS).cumsum(0)], dtype=torch.int32)
             longest = max(DOCUMENTS)
             given.update(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=longest, max_length_k=longest)
@@ -382,10 +426,17 @@ def judge(error):
     return "refused" if is_ours else "error"
 
 
+def refusal_of(model_type, kind):
+    """The refusal of a class whose eager model could not be called."""
+    try:
+        build(classes_of(model_type)[kind], shrink(default_config(model_type)), "flashcore", 1.0)
+    except Exception as error:
+        return first_line(error) if judge(error) == "refused" else None
+
+
 @torch.no_grad()
-def sweep(model_type, ways):
+def sweep(model_type, kind, ways):
     """What comes of each way, and the reasons."""
-    torch.set_num_threads(1)
     flashcore.transformers.register()
     reached = [0]
     inner = flashcore.transformers.attention_forward
@@ -396,10 +447,15 @@ def sweep(model_type, ways):
 
     transformers.AttentionInterface.register("flashcore", counted)
     try:
-        case = Case(model_type)
+        case = Case(model_type, kind)
         call(case.eager, case, "none")
     except Exception as error:
-        return {"class": None, "built": first_line(error), "trace": traceback.format_exc()[-1500:]}
+        row = {"class": None, "built": first_line(error), "trace": traceback.format_exc()[-1500:]}
+        refusal = refusal_of(model_type, kind)
+        if refusal:
+            name = classes_of(model_type)[kind].__name__
+            row.update({"class": name, "kind": kind, "ways": dict.fromkeys(ways, "refused"), "why": {"none": refusal}})
+        return row
     row = {"class": case.model_class.__name__, "kind": case.kind, "ways": {}, "why": {}}
     try:
         ours = build(case.model_class, case.config, "flashcore", case.gain)
@@ -410,7 +466,7 @@ def sweep(model_type, ways):
     ours.load_state_dict(case.eager.state_dict())
     for way in ways:
         if way == "batching":
-            if model_type in BATCHING:
+            if model_type in BATCHING and kind == "decoder":
                 try:
                     equal, why = batching(case, ours)
                     row["ways"][way], row["why"][way] = "ok" if equal else "wrong", why
@@ -448,15 +504,16 @@ def sweep(model_type, ways):
     return row
 
 
-def child(model_type, ways, pipe):
+def child(model_type, kind, ways, pipe):
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
+    torch.set_num_threads(1)
     try:
-        pipe.send(sweep(model_type, ways))
+        pipe.send(sweep(model_type, kind, ways))
     except BaseException as error:
         pipe.send({"class": None, "built": first_line(error), "trace": traceback.format_exc()[-1500:]})
 
@@ -469,7 +526,7 @@ def run(names, ways, jobs, limit):
         while waiting and len(running) < jobs:
             name = waiting.pop(0)
             receiver, sender = context.Pipe(False)
-            process = context.Process(target=child, args=(name, ways, sender), daemon=False)
+            process = context.Process(target=child, args=(*name, ways, sender), daemon=False)
             process.start()
             sender.close()
             running[receiver] = (name, process, time.monotonic())
@@ -519,17 +576,19 @@ def main():
     parser.add_argument("--trace", action="store_true", help="say where a model could not be built")
     options = parser.parse_args()
     names = sorted(transformers.CONFIG_MAPPING) if options.models == "all" else options.models.split(",")
+    cases = [(name, kind) for name in names for kind in classes_of(name) or ["none"]]
     ways = WAYS if options.ways == "all" else options.ways.split(",")
     versions = {"transformers": transformers.__version__, "torch": torch.__version__, "flashcore": flashcore.__version__}
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print("  ".join(["architecture".ljust(28), *(way.ljust(max(9, len(way))) for way in ways), "reasons"]))
     rows, status, begin = {}, 0, time.monotonic()
-    for name, row, seconds in run(names, ways, options.jobs, options.limit):
+    for (name, kind), row, seconds in run(cases, ways, options.jobs, options.limit):
+        name = name if kind == next(iter(classes_of(name)), "none") else f"{name} ({kind})"
         row["verdict"] = verdict(row)
         status |= row["verdict"] in ("wrong", "error", "crashed")
         trace = row.pop("trace", "")
         rows[name] = row
-        progress = f"[{len(rows)}/{len(names)} {seconds:.1f} s]"
+        progress = f"[{len(rows)}/{len(cases)} {seconds:.1f} s]"
         if row["class"] is None:
             print(f"{name:28}  not built: {row['built']}  {progress}", flush=True)
             if options.trace:

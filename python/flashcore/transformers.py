@@ -95,8 +95,10 @@ def attention_mask(
     device: Any = "cpu",
     cache_position: "Optional[torch.Tensor]" = None,
     **options: Any,
-) -> "Optional[LazyMask]":
-    """The mask of a forward pass: None where eager attention has none, else the pattern and the range of keys, or a bias.
+) -> LazyMask:
+    """The mask of a forward pass: the pattern and the range of keys, or a bias.
+
+    A mask without a hole is none to eager attention; here it is one, as layers may take None for causal.
 
     transformers 4 gives the positions of all rows, `cache_position`, in place of their number and the first of them.
     """
@@ -121,10 +123,6 @@ def attention_mask(
         if pattern is not None and not pattern.is_packed:
             is_ordered = mask_function is not _bidirectional
             keys = _keys(batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, device)
-    is_whole = keys is not None and keys.used is None and mask_function is _bidirectional
-    # Layers of a decoder that its config makes bidirectional would take None for causal.
-    if is_whole and options.get("allow_is_bidirectional_skip") and getattr(options.get("config"), "is_causal", True):
-        return None
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         options[name] = False
     if cache_position is not None:
@@ -279,9 +277,12 @@ def attention_forward(
     if isinstance(mask, LazyMask):
         causal, left, right = mask.causal, mask.left, mask.right
     else:
-        # Without a mask eager attention sees every key; only layers that say so make none and mean a causal one.
-        causal, left, right = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal), -1, -1
-        if sliding_window is not None and sliding_window > 0:
+        # Eager attention without a mask attends every key, whatever the layer is. Packed sequences and masks of two
+        # dimensions come from models that make no mask for FlashAttention, and the layer says what it is.
+        is_flash = mask is not None or kwargs.get("cu_seq_lens_q") is not None
+        causal = bool((is_flash and getattr(module, "is_causal", False)) if is_causal is None else is_causal)
+        left = right = -1
+        if sliding_window is not None and sliding_window > 0 and (is_flash or causal):
             left, right = sliding_window - 1, -1 if causal else sliding_window - 1
 
     if kwargs.get("block_indices") is not None:
@@ -318,7 +319,7 @@ def attention_forward(
                     "attended), or floating point (added)",
                 )
             bias = bias_of(mask) if mask.dtype == torch.bool else mask.float()
-        elif (mask.shape[2], mask.shape[3]) != (q.shape[1], k.shape[1]):
+        elif mask.shape[3] != k.shape[1] or (mask.shape[2] != q.shape[1] and (mask.shape[2] != 1 or causal or left >= 0)):
             refuse(
                 InvalidArgument,
                 f"its mask was made for {mask.shape[2]} rows and {mask.shape[3]} keys, and it has {q.shape[1]} and {k.shape[1]}",
