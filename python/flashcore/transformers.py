@@ -6,95 +6,82 @@
 
 Padding costs no copies: keys of a batch are a range `[leftpad_k, seqused_k)`, for left and for right padding, and for
 caches of fixed size. Masks that are no such range (packed sequences, image blocks, holes) become a bias.
+A model's output is that of eager attention, or the model is refused by its name.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from ._errors import InvalidArgument, Unsupported
+from ._lazy_mask import LazyMask, bias_of, lazy_mask
+from ._transformers_name import answer_for
 from .compat._common import adjacent, columns
 from .torch import forward, kvcache_forward, varlen_forward
 
 __all__ = ["attention_forward", "attention_mask", "register"]
-
-# A mask that is a range of keys is int32 of four dimensions, so that models pass it on as it is. Its shape says what it
-# holds, which the host may look at without waiting for the GPU.
-_USED = (1, 1)  # [batch, 1, 1, 1]: seqused_k, the last row at the last key
-_PADDED = (1, 2)  # [batch, 1, 1, 2]: leftpad_k and seqused_k, the last row at the last key
-_TOP_LEFT = (2, 1)  # [batch, 1, 2, 1]: seqused_k twice, the first row at the first key
 
 
 def register(name: str = "flashcore") -> None:
     """Makes `attn_implementation=name` work."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
-    _answer_for(name)
-
-
-_answered: "set[str]" = set()
-
-
-def _answer_for(name: str) -> None:
-    """Answers for our name where transformers takes every name with "flash" in it for a package or a kernel of the hub.
-
-    Models that list the kernels they know would replace our name by one of those, and the functions of flash_attn are
-    looked for when a model is made. Other names go on to transformers itself.
-    """
-    from transformers import modeling_flash_attention_utils as utils
-
-    if name in _answered:
-        return
-    _answered.add(name)
-    if hasattr(PreTrainedModel, "_check_and_adjust_attn_implementation"):
-        check = PreTrainedModel._check_and_adjust_attn_implementation
-
-        @functools.wraps(check)
-        def check_implementation(self: Any, attn_implementation: "Optional[str]", *args: Any, **options: Any) -> Any:
-            return name if attn_implementation == name else check(self, attn_implementation, *args, **options)
-
-        PreTrainedModel._check_and_adjust_attn_implementation = check_implementation
-    if not hasattr(utils, "_lazy_imports"):
-        return
-    from .compat import flash_attn as functions
-    from .compat.bert_padding import pad_input, unpad_input
-
-    original = utils._lazy_imports
-    found: "Tuple[Any, ...]" = (functions.flash_attn_func, functions.flash_attn_varlen_func)
-    if hasattr(utils, "_flash_with_kvcache_fn"):
-        found += (functions.flash_attn_with_kvcache,)
-    found += (pad_input, unpad_input)
-
-    def lazy_imports(implementation: "Optional[str]", *args: Any, **options: Any) -> Any:
-        return found if implementation == name else original(implementation, *args, **options)
-
-    utils._lazy_imports = lazy_imports
+    answer_for(name)
 
 
 # transformers 4 makes no masks for encoders by functions.
 _bidirectional = getattr(masking_utils, "bidirectional_mask_function", None)
 
 
-def _parts(function: Callable) -> "list[Callable]":
-    """The functions of a mask that is an intersection."""
-    if not function.__qualname__.startswith("and_masks.<locals>"):
-        return [function]
-    parts = []
-    for cell in function.__closure__ or ():
-        for part in cell.cell_contents:
-            parts += _parts(part)
-    return parts
+class _Pattern(NamedTuple):
+    """A mask function in numbers: which keys a row attends, seen from the row."""
+
+    causal: bool = False
+    left: int = -1
+    right: int = -1
+    is_packed: bool = False
+
+    def __and__(self, other: "_Pattern") -> "_Pattern":
+        def least(a: int, b: int) -> int:
+            return max(a, b) if min(a, b) < 0 else min(a, b)
+
+        return _Pattern(
+            self.causal or other.causal, least(self.left, other.left), least(self.right, other.right),
+            self.is_packed or other.is_packed,
+        )  # fmt: skip
 
 
-def _is_known(function: Callable) -> bool:
-    """True for causal, bidirectional and window masks, which the attention layer itself asks for."""
-    known = (masking_utils.causal_mask_function, _bidirectional)
-    windows = ("sliding_window_overlay.<locals>", "sliding_window_bidirectional_overlay.<locals>")
-    return all(part in known or part.__qualname__.startswith(windows) for part in _parts(function))
+def _captured(function: Callable, name: str) -> Any:
+    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents  # type: ignore[index]
+
+
+def _pattern(function: Callable) -> "Optional[_Pattern]":
+    """The pattern of a mask function of transformers, or None for a function that is not known."""
+    if function is masking_utils.causal_mask_function:
+        return _Pattern(causal=True)
+    if function is _bidirectional:
+        return _Pattern()
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return None
+    maker = function.__qualname__.split(".<locals>")[0]
+    if maker == "and_masks":
+        parts = [_pattern(part) for part in _captured(function, "mask_functions")]
+        return None if None in parts else functools.reduce(_Pattern.__and__, parts)  # type: ignore[arg-type]
+    if maker in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
+        window = _captured(function, "sliding_window")
+        if not isinstance(window, int) or window < 1:
+            return None
+        # Of the first the row itself is one of the keys, of the second it is not.
+        return _Pattern(left=window - 1) if maker == "sliding_window_overlay" else _Pattern(left=window, right=window)
+    if maker == "packed_sequence_mask_function":
+        return _Pattern(is_packed=True)
+    if maker == "remap_positions_for_packed_sequence":
+        return _pattern(_captured(function, "mask_function"))
+    return None
 
 
 def attention_mask(
@@ -108,8 +95,10 @@ def attention_mask(
     device: Any = "cpu",
     cache_position: "Optional[torch.Tensor]" = None,
     **options: Any,
-) -> "Optional[torch.Tensor]":
-    """The mask of a forward pass: None, the range of keys of each batch, or a bias in float32.
+) -> LazyMask:
+    """The mask of a forward pass: the pattern and the range of keys, or a bias.
+
+    A mask without a hole is none to eager attention; here it is one, as layers may take None for causal.
 
     transformers 4 gives the positions of all rows, `cache_position`, in place of their number and the first of them.
     """
@@ -122,37 +111,49 @@ def attention_mask(
         device = attention_mask.device
     # Where the first row stands among the keys of this layer.
     first_row = q_offset - kv_offset
+    keys: "Optional[_Keys]" = None
     if torch.compiler.is_compiling():
         # Nothing may depend on the numbers in a mask, nor on what a function is made of.
         is_plain = mask_function in (masking_utils.causal_mask_function, _bidirectional)
-        if is_plain and attention_mask is None and kv_length > 1:
-            if isinstance(first_row, int) and kv_length == first_row + q_length:
-                return None
-            return _used(batch_size, first_row + q_length, device)
-    elif kv_length > 1 and _is_known(mask_function):
-        is_ordered = mask_function is not _bidirectional
-        known, mask = _range(batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, device)
-        if known:
-            return mask
+        pattern: "Optional[_Pattern]" = _Pattern(causal=mask_function is not _bidirectional) if is_plain else None
+        if is_plain and attention_mask is None:
+            keys = _keys(batch_size, q_length, kv_length, first_row, 0, None, mask_function is not _bidirectional, device)
+    else:
+        pattern = _pattern(mask_function)
+        if pattern is not None and not pattern.is_packed:
+            is_ordered = mask_function is not _bidirectional
+            keys = _keys(batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, device)
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         options[name] = False
     if cache_position is not None:
         rows: "Dict[str, Any]" = {"cache_position": cache_position}
     else:
         rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
-    mask = masking_utils.sdpa_mask(
-        batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
-        **rows, **options,
+    allowed = functools.partial(
+        masking_utils.sdpa_mask, batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function,
+        attention_mask=attention_mask, **rows, **options,
     )  # fmt: skip
-    return None if mask is None else _bias(mask)
+    causal, left, right, is_packed = pattern or _Pattern()
+    dtype = options.get("dtype", torch.float32)
+    if keys is not None:
+        return lazy_mask((batch_size, 1, q_length, kv_length), dtype, device, allowed, causal, left, right, *keys)
+    mask = allowed()
+    return lazy_mask(
+        mask.shape, dtype, device, lambda: mask, causal, left, right, bias=bias_of(mask),
+        is_packed=is_packed and attention_mask is None,
+    )  # fmt: skip
 
 
-def _used(batch: int, count: Any, device: Any) -> torch.Tensor:
-    counts = torch.zeros((batch,), dtype=torch.int32, device=device) + count
-    return counts.to(torch.int32)[:, None, None, None]
+class _Keys(NamedTuple):
+    """Keys of each batch, `[leftpad, used)`; None for 0 and for all."""
+
+    leftpad: "Optional[torch.Tensor]" = None
+    used: "Optional[torch.Tensor]" = None
+    # The first row is at the first key; else the last row is at the last key.
+    is_top_left: bool = False
 
 
-def _range(
+def _keys(
     batch: int,
     q_length: int,
     kv_length: int,
@@ -161,20 +162,20 @@ def _range(
     padding: "Optional[torch.Tensor]",
     is_ordered: bool,
     device: Any,
-) -> "Tuple[bool, Optional[torch.Tensor]]":
-    """Whether the mask is a range of keys, and which; None for all of them."""
+) -> "Optional[_Keys]":
+    """The ranges of keys, or None for a mask with holes."""
     end = first_row + q_length if is_ordered else kv_length
     if padding is None:
         if isinstance(end, int) and end == kv_length:
-            return True, None
-        return True, _used(batch, end, device)
+            return _Keys()
+        return _Keys(used=(torch.zeros((batch,), dtype=torch.int32, device=device) + end).to(torch.int32))
     there = padding[:, kv_offset : kv_offset + kv_length].to(torch.bool)
     if there.shape[1] < kv_length:
         there = torch.nn.functional.pad(there, (0, kv_length - there.shape[1]))
     count = there.sum(-1)
-    keys = torch.arange(1, kv_length + 1, device=there.device)
-    last = (there * keys).amax(-1)
-    first = torch.where(count > 0, (there * keys.flip(0)).amax(-1).neg() + kv_length, 0)
+    numbers = torch.arange(1, kv_length + 1, device=there.device)
+    last = (there * numbers).amax(-1)
+    first = torch.where(count > 0, (there * numbers.flip(0)).amax(-1).neg() + kv_length, 0)
     checks = [
         (count == last - first).all(),  # no holes
         (first == 0).all(),
@@ -184,25 +185,15 @@ def _range(
     ]
     is_range, from_start, to_end, is_full, is_first = torch.stack(checks).tolist()
     if not is_range:
-        return False, None
+        return None
     if is_full and from_start and (to_end or not is_ordered):
-        return True, None
+        return _Keys()
+    used = last.to(torch.int32)
     if to_end or not is_ordered:
-        if from_start:
-            return True, last.to(torch.int32)[:, None, None, None]
-        both = torch.stack([first, last]).to(torch.int32)
-        return True, both.t()[:, None, None, :]
+        return _Keys(None if from_start else first.to(torch.int32), used)
     if from_start and is_first:
-        return True, last.to(torch.int32)[:, None, None, None].expand(-1, 1, 2, 1)
-    return False, None
-
-
-def _bias(mask: torch.Tensor) -> torch.Tensor:
-    """A bias of 0 and minus infinity from a mask of four dimensions; one that is added already stays."""
-    if mask.is_floating_point():
-        return mask.float()
-    allowed = mask if mask.dtype == torch.bool else mask != 0
-    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill_(~allowed, -float("inf"))
+        return _Keys(used=used, is_top_left=True)
+    return None
 
 
 class _Lengths(NamedTuple):
@@ -254,12 +245,23 @@ def attention_forward(
     is_causal: "Optional[bool]" = None,
     s_aux: "Optional[torch.Tensor]" = None,
     position_bias: "Optional[torch.Tensor]" = None,
+    sinks: "Optional[torch.Tensor]" = None,
+    indices: "Optional[torch.Tensor]" = None,
     cache: Any = None,
     **kwargs: Any,
 ) -> "Tuple[torch.Tensor, None]":
-    """Attention of `[batch, head, row, column]`; the output is `[batch, row, head, column]`."""
+    """Attention of `[batch, head, row, column]`; the output is `[batch, row, head, column]`.
+
+    What a mask of ours says goes before `is_causal` and `sliding_window`, as eager attention sees nothing but the mask.
+    `s_aux` has a sink of each head, `sinks` one of each row, `[batch, head, row, 1]`; `indices` has the keys that an
+    indexer chose for each row, `[batch, row, count]`.
+    """
+
+    def refuse(error: "Callable[[str], Exception]", reason: str) -> NoReturn:
+        raise error(f"{type(module).__name__} cannot have flashcore attention: {reason}")
+
     if dropout:
-        raise Unsupported(f"dropout is {dropout}; flashcore has no dropout: call model.eval(), or set the config's dropout to 0")
+        refuse(Unsupported, f"dropout is {dropout}, and flashcore has none: call model.eval(), or set the config's to 0")
     if cache is not None and hasattr(cache, "update") and hasattr(module, "layer_idx"):
         # Continuous batching: the cache gives the keys of all sequences of the batch, or a table of its pages.
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
@@ -268,43 +270,84 @@ def attention_forward(
         query, key = query.to(value.dtype), key.to(value.dtype)
     scale, value_dim = query.shape[-1] ** -0.5 if scaling is None else scaling, value.shape[-1]
     q, k, v = (adjacent(x.transpose(1, 2)) for x in (query, key, value))
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    left = right = -1
-    if sliding_window is not None and sliding_window > 0:
-        left, right = sliding_window - 1, -1 if causal else sliding_window - 1
-    sinks = None if s_aux is None else s_aux.detach().float()
+    head_sinks = None if s_aux is None else s_aux.detach().float()
     cap = float(softcap) if softcap else 0.0
 
+    mask = attention_mask
+    if isinstance(mask, LazyMask):
+        causal, left, right = mask.causal, mask.left, mask.right
+    else:
+        # Eager attention without a mask attends every key, whatever the layer is. Packed sequences and masks of two
+        # dimensions come from models that make no mask for FlashAttention, and the layer says what it is.
+        is_flash = mask is not None or kwargs.get("cu_seq_lens_q") is not None
+        causal = bool((is_flash and getattr(module, "is_causal", False)) if is_causal is None else is_causal)
+        left = right = -1
+        if sliding_window is not None and sliding_window > 0 and (is_flash or causal):
+            left, right = sliding_window - 1, -1 if causal else sliding_window - 1
+
+    if kwargs.get("block_indices") is not None:
+        refuse(Unsupported, "it chooses blocks of keys for each row (block_indices)")
     lengths = _Lengths(*(kwargs.get(name) for name in _Lengths._fields))
-    if lengths.cu_seq_lens_q is not None and lengths.cu_seq_lens_k is not None and position_bias is None:
-        out = _packed(q, k, v, lengths, scale, causal, left, right, cap, sinks)
+    if (lengths.cu_seq_lens_q is None) != (lengths.cu_seq_lens_k is None):
+        missing = "cu_seq_lens_q" if lengths.cu_seq_lens_q is None else "cu_seq_lens_k"
+        refuse(InvalidArgument, f"{missing} is not given; packed sequences need cu_seq_lens_q and cu_seq_lens_k")
+    if lengths.cu_seq_lens_q is not None:
+        for name, given in (("position_bias", position_bias), ("sinks of each row", sinks), ("indices", indices)):
+            if given is not None:
+                refuse(Unsupported, f"packed sequences (cu_seq_lens_q) have {name}: pad the sequences instead")
+        is_plain = isinstance(mask, LazyMask) and mask.used is None and (mask.bias is None or mask.is_packed)
+        if mask is not None and not is_plain:
+            refuse(Unsupported, "packed sequences (cu_seq_lens_q) have an attention_mask too: give one of them")
+        out = _packed(q, k, v, lengths, scale, causal, left, right, cap, head_sinks)
         return columns(out, value_dim).reshape(*q.shape[:3], value_dim), None
 
     is_top_left, leftpad, used, bias = False, None, None, None
-    mask = attention_mask
     if mask is not None and mask.dim() == 2:
-        known, mask = _range(q.shape[0], q.shape[1], k.shape[1], k.shape[1] - q.shape[1], 0, mask, causal or left >= 0, mask.device)
-        if not known:
-            raise InvalidArgument(
-                f"attention_mask has shape {tuple(attention_mask.shape)} and holes; give one of four dimensions"  # type: ignore[union-attr]
-            )
-    if mask is not None:
+        end = k.shape[1] - q.shape[1]
+        keys = _keys(q.shape[0], q.shape[1], k.shape[1], end, 0, mask, causal or left >= 0, mask.device)
+        if keys is None:
+            refuse(InvalidArgument, f"attention_mask has shape {tuple(mask.shape)} and holes; give one of four dimensions")
+        leftpad, used, is_top_left = keys
+    elif mask is not None:
         if mask.dim() != 4:
-            raise InvalidArgument(f"attention_mask has shape {tuple(mask.shape)}; it must have 2 or 4 dimensions")
-        kind = tuple(mask.shape[2:])
-        if mask.dtype == torch.int32 and kind in (_USED, _PADDED, _TOP_LEFT):
-            is_top_left = kind == _TOP_LEFT
-            used = mask[:, 0, 0, -1].contiguous()
-            if kind == _PADDED:
-                leftpad = mask[:, 0, 0, 0].contiguous()
+            refuse(InvalidArgument, f"attention_mask has shape {tuple(mask.shape)}; it must have 2 or 4 dimensions")
+        if not isinstance(mask, LazyMask):
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                refuse(
+                    InvalidArgument,
+                    f"attention_mask is {mask.dtype}, which eager attention would add to the scores; give bool (true: "
+                    "attended), or floating point (added)",
+                )
+            bias = bias_of(mask) if mask.dtype == torch.bool else mask.float()
+        elif mask.shape[3] != k.shape[1] or (mask.shape[2] != q.shape[1] and (mask.shape[2] != 1 or causal or left >= 0)):
+            refuse(
+                InvalidArgument,
+                f"its mask was made for {mask.shape[2]} rows and {mask.shape[3]} keys, and it has {q.shape[1]} and {k.shape[1]}",
+            )
+        elif mask.bias is not None:
+            bias = mask.bias
+        elif position_bias is not None and mask.leftpad is not None:
+            # The kernel's columns of a bias are the keys after the padding, those of transformers all of them.
+            bias = bias_of(mask.allowed())
         else:
-            # The mask says everything: neither causal nor window are added to it.
-            bias = _bias(mask[..., : k.shape[1]])
-            causal, left, right = False, -1, -1
+            leftpad, used, is_top_left = mask.leftpad, mask.used, mask.is_top_left
+    if indices is not None:
+        chosen = torch.zeros(q.shape[0], 1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+        chosen = chosen.scatter(-1, indices.long().unsqueeze(1), True)
+        if not isinstance(mask, LazyMask):
+            refuse(Unsupported, "an indexer chose keys for each row, and attention_mask is not the model's own")
+        bias, leftpad, used = bias_of(mask.allowed() & chosen), None, None
+    if bias is not None:
+        # The mask says everything: neither causal nor window are added to it.
+        causal, left, right = False, -1, -1
     if position_bias is not None:
         added = position_bias.float()
         bias = added if bias is None else bias + added
-    out, _ = forward(
-        q, k, v, scale, causal, left, right, cap, is_top_left, None, sinks, bias, None, used, leftpad,
+    out, lse = forward(
+        q, k, v, scale, causal, left, right, cap, is_top_left, None, head_sinks, bias, None, used, leftpad,
+        sinks is not None,
     )  # fmt: skip
+    if sinks is not None:
+        weight = torch.sigmoid(lse.unsqueeze(-1) - sinks.float())
+        out = (out * weight.transpose(1, 2)).to(out.dtype)
     return columns(out, value_dim), None

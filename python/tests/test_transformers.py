@@ -211,14 +211,21 @@ def test_compiled(device):
 
 
 def test_padding_is_a_range():
-    """The mask of padding is one or two numbers for each batch."""
-    from transformers.masking_utils import causal_mask_function
+    """The mask of padding is one or two numbers for each batch, and eager's mask for everything else."""
+    from transformers.masking_utils import causal_mask_function, eager_mask
 
-    mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("right", 2, 210))
-    assert mask.shape == (2, 1, 2, 1) and mask[:, 0, 0, 0].tolist() == [210, 150]
-    mask = flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("left", 2, 210))
-    assert mask.shape == (2, 1, 1, 2) and mask[:, 0, 0].tolist() == [[0, 210], [60, 210]]
-    assert flashcore.transformers.attention_mask(2, 210, 210, 0, 0, causal_mask_function, padding("none", 2, 210)) is None
+    masks = {}
+    for kind in ("none", "right", "left", "holes"):
+        given = (2, 210, 210, 0, 0, causal_mask_function, padding(kind, 2, 210).bool())
+        masks[kind] = flashcore.transformers.attention_mask(*given)
+        assert masks[kind].causal and masks[kind].shape == (2, 1, 210, 210)
+        assert masks[kind].stride() == (0, 0, 0, 0), "it has memory of its own"
+        assert torch.equal(masks[kind] + torch.zeros(1), eager_mask(*given))
+        assert torch.equal(torch.cat([masks[kind], masks[kind]])[2:], eager_mask(*given))
+    assert masks["none"].used is None and masks["none"].leftpad is None and masks["none"].bias is None
+    assert masks["right"].used.tolist() == [210, 150] and masks["right"].is_top_left
+    assert masks["left"].leftpad.tolist() == [0, 60] and masks["left"].used.tolist() == [210, 210]
+    assert masks["holes"].bias.shape == (2, 1, 210, 210)
 
 
 class Allocations(TorchDispatchMode):
