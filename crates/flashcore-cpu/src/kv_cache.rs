@@ -3,6 +3,7 @@
 
 use crate::driver::output::Disjoint;
 use crate::driver::parallel::{LoopSchedule, for_each};
+use crate::planted::planted;
 use crate::rows::{HeadRows, Quantize, RowScales, Transform};
 use crate::{CpuError, Level, attend_with};
 use flashcore_problem::{KvCacheInputs, KvCacheOutputs, KvCacheProblem, ScaleViewMut, TensorView, ValueCache};
@@ -61,6 +62,10 @@ fn append(problem: &KvCacheProblem, inputs: &KvCacheInputs<'_>, outputs: &mut Kv
     let elements = attended.strides().query.extent(attended.query_shape()).unwrap_or(0);
     let mut query = vec![0; if queries > 0 { elements * attention.dtype.size_bytes() } else { 0 }];
     let (key_moves, query_moves) = (problem.key_moves(inputs), problem.query_moves(inputs));
+    let key_moves = planted!(
+        AppendPast32: key_moves.into_iter().filter(|moved| moved.sequence < 32).collect::<Vec<_>>(),
+        key_moves
+    );
     {
         let query_output = Disjoint::new(&mut query[..]);
         let key_cache = Disjoint::new(&mut *outputs.key_cache.data);

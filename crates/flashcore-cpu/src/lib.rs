@@ -44,6 +44,7 @@ mod kv_cache;
 #[expect(unsafe_code, reason = "threads write disjoint rows of one output")]
 mod merge;
 mod microkernel;
+mod planted;
 #[expect(unsafe_code, reason = "threads write disjoint rows of one tensor")]
 mod rows;
 mod simd;
@@ -51,6 +52,9 @@ mod simd;
 pub use append::append;
 pub use kv_cache::{kv_cache, kv_cache_and_query, kv_cache_with};
 pub use merge::merge;
+#[cfg(feature = "planted")]
+#[doc(hidden)]
+pub use planted::{Bug as PlantedBug, plant};
 pub use simd::level::{Level, LevelError};
 pub use simd::peak::{measured_peak, measured_peak_of};
 

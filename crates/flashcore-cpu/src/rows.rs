@@ -2,6 +2,7 @@
 
 use crate::driver::output::Disjoint;
 use crate::elements::{round, widen};
+use crate::planted::planted;
 use flashcore_problem::quantize::{quantized, row_scale};
 use flashcore_problem::{
     AppendProblem, DType, QkNorm, Rotary, RotaryStyle, RowMove, ScaleStrides, ScaleView, ScaleViewMut, Strides,
@@ -179,6 +180,7 @@ impl<'a> Transform<'a> {
 
     fn rotate(&mut self, position: i64) {
         let Some((rotary, dtype, cos, sin)) = self.rotary else { return };
+        let position = planted!(RotaryPast128: position.min(128), position);
         let start = rotary.clamp(position) * rotary.table_stride * dtype.size_bytes();
         widen(dtype, &cos.data[start..], &mut self.cos);
         widen(dtype, &sin.data[start..], &mut self.sin);

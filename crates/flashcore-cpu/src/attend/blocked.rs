@@ -8,6 +8,7 @@ use super::group::Group;
 use crate::driver::scratch::{Arena, arena_bytes};
 use crate::microkernel::prefetch::{CacheLines, PrefetchPlan};
 use crate::microkernel::{Microkernel, padded};
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::Problem;
 use std::ops::Range;
@@ -98,6 +99,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
     let first = attended.start - (attended.start - keys.start) % K::KV_TILE;
     let span_keys = tiles.count * K::KV_TILE;
     // Rows that attend nothing have an output too.
+    let attended = planted!(TilesPast16: attended.start..attended.end.min(first + 16 * K::KV_TILE), attended);
     for start in (first..attended.end.max(first + 1)).step_by(span_keys) {
         let span = Span { keys: start..attended.end.min(start + span_keys), last_key: keys.end };
         let (is_first, is_last) = (start == first, start + span_keys >= attended.end);
@@ -117,7 +119,11 @@ pub(crate) fn attend_rows<K: Microkernel>(
                     Some(bytes) => panel.prefetch.query = CacheLines::new(bytes),
                     None => group.query.prefetch(next),
                 }
-                kernel.pack_query(group.query, panel.rows.clone(), panel.lanes(), panel.query);
+                let packed = planted!(
+                    TailOfAPanel: panel.rows.start..panel.rows.end - usize::from(panel.rows.len() % K::PANEL_ROWS > 1),
+                    panel.rows.clone()
+                );
+                kernel.pack_query(group.query, packed, panel.lanes(), panel.query);
                 panel.row_max.fill(K::Real::NEGATIVE_INFINITY);
                 panel.row_sum.fill(K::Real::ZERO);
             }

@@ -11,6 +11,7 @@ use crate::microkernel::Microkernel;
 use crate::microkernel::convert;
 use crate::microkernel::head::{self, Head};
 use crate::microkernel::score::ScoreModifiers;
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::Problem;
 use std::ops::Range;
@@ -163,6 +164,7 @@ pub(crate) fn attend_rows<K: Microkernel>(
     let keys = first_group.attended_of(&keys);
     let tile_keys = tile_keys(problem);
     let mut next_rows = [[std::ptr::null(); INTERLEAVED_KV_TILE]; 2];
+    let keys = planted!(DecodeTilesPast16: keys.start..keys.end.min(keys.start + 16 * tile_keys), keys);
     for first in keys.clone().step_by(tile_keys) {
         let tile = first..keys.end.min(first + tile_keys);
         let next = Following { key: first_group.key, value: first_group.value, first_key: tile.end };

@@ -3,6 +3,7 @@
 use crate::attend::scales::GroupScales;
 use crate::attend::scoring::Scoring;
 use crate::microkernel::head::Head;
+use crate::planted::planted;
 use flashcore_problem::{InputViews, Problem, Sequence};
 use std::ops::Range;
 
@@ -29,7 +30,8 @@ impl<'a> Group<'a> {
         let heads = problem.query_heads / problem.key_heads;
         let sequence = inputs.sequence(problem, sequence);
         let (query, key, value) = (problem.query_shape(), problem.key_shape(), problem.value_shape());
-        let of_keys = |tensor, storage| Head::of_keys(tensor, storage, &sequence, key_head);
+        let keys_of = planted!(SequencesPast4096: inputs.sequence(problem, sequence.index % 4096), sequence);
+        let of_keys = |tensor, storage| Head::of_keys(tensor, storage, &keys_of, key_head);
         Self {
             problem,
             sequence,
@@ -64,7 +66,8 @@ impl<'a> Group<'a> {
     pub(crate) fn attended(&self, row: usize) -> Range<usize> {
         // A division takes as long as all else here.
         let row = if self.heads == 1 { row } else { row / self.heads };
-        self.sequence.attended_keys(self.problem, row)
+        let keys = self.sequence.attended_keys(self.problem, row);
+        planted!(WindowOneKeyLate: if keys.start > 0 { (keys.start + 1).min(keys.end)..keys.end } else { keys }, keys)
     }
 
     /// Keys of `keys` that any row of the group attends. The others are as good as absent.

@@ -3,6 +3,7 @@
 use crate::attend::blocked::{MAX_KV_TILE, MAX_LANES};
 use crate::attend::scales::{self, GroupScales};
 use crate::microkernel::score::{Alibi, BiasRows, ScoreModifiers};
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::expression::Tables;
 use flashcore_problem::{InputViews, Operand, Problem, Sequence};
@@ -98,7 +99,8 @@ impl<'a> Scoring<'a> {
                 scales[lane] = R::from_f64(f64::from(self.scales.of_query(self.problem, head, row)));
             }
             if let Some(bias) = &self.inputs.bias {
-                terms.bias_starts[lane] = bias.strides.index(self.sequence, head, row, first_key);
+                let sequence = planted!(BiasOfTheFirst: 0, self.sequence);
+                terms.bias_starts[lane] = bias.strides.index(sequence, head, row, first_key);
             }
         }
         let first = terms.bias_starts[0];

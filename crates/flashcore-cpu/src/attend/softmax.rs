@@ -1,6 +1,7 @@
 //! The online softmax of a row, as far as it is done once per part or once per row: row scale, sink, log-sum-exp. The part
 //! that is done once per score is [`Microkernel::online_softmax`](crate::microkernel::Microkernel::online_softmax).
 
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::LseBase;
 use std::f64::consts::LN_2;
@@ -17,7 +18,7 @@ impl<R: Real> Finished<R> {
     /// Log-sum-exp.
     pub(crate) fn lse(&self, base: LseBase) -> R {
         let log2 = self.shift + self.row_sum.log2();
-        match base {
+        match planted!(LseNatural: LseBase::Natural, base) {
             LseBase::Natural => log2 * R::from_f64(LN_2),
             LseBase::Two => log2,
         }
@@ -27,7 +28,7 @@ impl<R: Real> Finished<R> {
 /// Finishes a row, given its row max and row sum. A sink is one more score without a value. `None` if nothing was
 /// attended: the output is zero, whatever the weighted sum says.
 pub(crate) fn finish<R: Real>(row_max: R, row_sum: R, sink: Option<R>) -> Option<Finished<R>> {
-    let with_sink = sink.map_or(row_max, |sink| row_max.maximum(sink));
+    let with_sink = sink.map_or(row_max, |sink| planted!(SinkNotInMaximum: row_max, row_max.maximum(sink)));
     let row_scale = row_scale(row_max, with_sink);
     let sink_weight = sink.map_or(R::ZERO, |sink| (sink - finite_shift(with_sink)).exp2());
     let row_sum = row_sum * row_scale + sink_weight;

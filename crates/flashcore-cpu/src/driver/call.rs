@@ -13,6 +13,7 @@ use crate::attend::softmax::{Finished, finish};
 use crate::attend::{blocked, decode};
 use crate::microkernel::Microkernel;
 use crate::microkernel::prefetch::CacheLines;
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::{InputViews, LseForm, OutputViews, Problem};
 use std::array;
@@ -231,6 +232,7 @@ impl<K: Microkernel> Call<'_, K> {
     /// attended.
     fn lse(&self, finished: Option<&Finished<K::Real>>, row_max: K::Real, row_sum: K::Real) -> f32 {
         let LseForm { base, includes_sink, .. } = self.problem.lse_form;
+        let includes_sink = planted!(LseWithSink: true, includes_sink);
         let of_keys = if includes_sink { None } else { finish(row_max, row_sum, None) };
         let finished = if includes_sink { finished } else { of_keys.as_ref() };
         finished.map_or(f32::NEG_INFINITY, |finished| finished.lse(base).to_f64() as f32)

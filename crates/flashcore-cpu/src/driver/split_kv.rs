@@ -3,6 +3,7 @@
 use super::output::Disjoint;
 use super::scratch::{Arena, arena_bytes};
 use crate::attend::softmax::row_scale;
+use crate::planted::planted;
 use crate::simd::real::Real;
 use std::ops::Range;
 
@@ -51,7 +52,7 @@ impl<'a, R: Real> Partials<'a, R> {
     ///
     /// They are stored, and not in use.
     pub(super) unsafe fn merge(&self, splits: &Range<usize>) -> (R, R, &[R]) {
-        let (first, num_splits) = (splits.start, splits.len());
+        let (first, num_splits) = (splits.start, planted!(SplitsPast16: splits.len().min(16), splits.len()));
         // SAFETY: the caller vouches that nobody else uses these partial results.
         let (row_maxes, row_sums, values) = unsafe {
             (
@@ -60,7 +61,9 @@ impl<'a, R: Real> Partials<'a, R> {
                 self.values.part(first * self.size, num_splits * self.size),
             )
         };
-        let row_max = row_maxes.iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));
+        let of_maximum = planted!(RowMaxOf32Splits: num_splits.min(32), num_splits);
+        let row_max =
+            row_maxes[..of_maximum].iter().fold(R::NEGATIVE_INFINITY, |largest, &other| largest.maximum(other));
         let (merged, others) = values.split_at_mut(self.size);
         let factor = row_scale(row_maxes[0], row_max);
         let mut row_sum = row_sums[0] * factor;
@@ -68,7 +71,7 @@ impl<'a, R: Real> Partials<'a, R> {
             *element *= factor;
         }
         for (split, values) in others.chunks_exact(self.size).enumerate() {
-            let factor = row_scale(row_maxes[split + 1], row_max);
+            let factor = row_scale(row_maxes[planted!(SplitWeightOfAnother: split, split + 1)], row_max);
             row_sum += row_sums[split + 1] * factor;
             for (element, &value) in merged.iter_mut().zip(values) {
                 *element += value * factor;

@@ -3,6 +3,7 @@
 
 use super::convert::are_finite;
 use super::prefetch::prefetch;
+use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::{DType, Sequence, Shape, Strides, TensorView};
 use std::ops::Range;
@@ -80,6 +81,7 @@ impl<'a> Head<'a> {
             return Self::new(tensor, (shape, strides), sequence.key_row(0), head);
         };
         let page_log2 = page_size.is_power_of_two().then_some(page_size.trailing_zeros());
+        let first = planted!(LeftpadPastAPage: first % page_size, first);
         let pages = Pages { table, page_size, page_log2, first, rows: sequence.key_length, stride: strides.batch };
         Self { pages: Some(pages), ..Self::new(tensor, (shape, strides), (0, 0), head) }
     }
@@ -112,6 +114,7 @@ impl<'a> Head<'a> {
 
     /// Elements before a row of a page, by its index in the page table.
     fn row_of_page(self, pages: Pages<'_>, index: usize, row: usize) -> usize {
+        let index = planted!(PagesPast1024: index.min(1024), index);
         self.start + pages.table[index] as usize * pages.stride + row * self.row_stride
     }
 
@@ -124,7 +127,8 @@ impl<'a> Head<'a> {
         if self.heads == 1 {
             self.start + row * self.row_stride
         } else {
-            self.start + row / self.heads * self.row_stride + row % self.heads * self.stride_of_heads
+            let head = planted!(GroupHeadsPast8: (row % self.heads).min(7), row % self.heads);
+            self.start + row / self.heads * self.row_stride + head * self.stride_of_heads
         }
     }
 
@@ -175,7 +179,7 @@ impl<'a> Head<'a> {
     /// page.
     pub(crate) fn address(self, row: usize) -> Option<*const u8> {
         let elements = match self.pages {
-            Some(pages) if row >= pages.rows => return None,
+            Some(pages) if row >= planted!(PrefetchPastTheEnd: usize::MAX, pages.rows) => return None,
             Some(_) => self.offset(row),
             None => self.start.wrapping_add(row.wrapping_mul(self.row_stride)),
         };

@@ -5,6 +5,7 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::microkernel::{Microkernel, SoftmaxArgs, SoftmaxOutcome};
+use crate::planted::planted;
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
 
@@ -155,7 +156,7 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
             let row_scale = args.row_scale.as_mut_ptr().add(lane);
             if !args.updates_row_max && old.is_finite() {
                 let added = column.exp_and_sum_all(keys, factor, old);
-                if added.is_any_above(V::Real::from_f64(MAX_TILE_SUM)) {
+                if added.is_any_above(V::Real::from_f64(planted!(StaleRowMax: f64::INFINITY, MAX_TILE_SUM))) {
                     return SoftmaxOutcome::StaleRowMax;
                 }
                 V::splat(V::Real::ONE).store(row_scale);
@@ -171,6 +172,8 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
                 column.exp_and_sum_all(keys, factor, subtracted)
             };
             let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
+            let old_factor =
+                planted!(RescaleNeverBelow: old_factor.max(V::splat(V::Real::from_f64(1.0 / 65536.0))), old_factor);
             old_factor.store(row_scale);
             states[block] = [new, sum.mul_add(old_factor, added)];
         }
