@@ -52,11 +52,13 @@ enum BackendName {
     Sim,
 }
 
+/// The decode, where the command line names none.
+const DECODE: &str = "8x32/8x1,8192x128";
+
 impl Microbench {
     pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         let types: DTypes = "bf16 kv e4m3".parse().map_err(|error| Failure::Usage(format!("{error}")))?;
-        const DECODE: &str = "8x32/8x1,8192x128";
         let decode = super::problem(self.shape.as_deref().unwrap_or(DECODE), types, "full")?;
         let gpu = match self.backend {
             BackendName::Sim => None,
@@ -69,12 +71,12 @@ impl Microbench {
             )));
         }
         let work = || self.found(&decode, gpu.as_ref(), output);
-        interrupt::abandonable(output, work, |found| match found {
-            Some((found, machine)) => self.conclude(found, machine, output),
-            None => {
+        interrupt::abandonable(output, work, |found| {
+            let Some((found, machine)) = found else {
                 output.note("interrupted before all was measured; nothing is written");
-                Ok(Ending::Interrupted)
-            }
+                return Ok(Ending::Interrupted);
+            };
+            self.conclude(found, machine, output)
         })
     }
 

@@ -87,29 +87,24 @@ const MOST_OUTPUT_BYTES: usize = 1 << 20;
 impl Repro {
     pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
-        match &self.replay {
-            Some(file) => replay::run(file, self.seconds, output),
-            None => {
-                let work = TemporaryFolder::new("repro")?;
-                let stopped = || {
+        if let Some(file) = &self.replay {
+            return replay::run(file, self.seconds, output);
+        }
+        let work = TemporaryFolder::new("repro")?;
+        let make = || self.make(work.path(), output);
+        interrupt::abandonable(output, make, |made| {
+            if made.is_none() {
+                // The process ends without any destructor.
+                let _ = fs::remove_dir_all(work.path());
+            }
+            match made {
+                Some(ending) if !interrupt::requested() => Ok(ending),
+                _ => {
                     output.note("stopped; no bundle is written");
                     Ok(Ending::Interrupted)
-                };
-                interrupt::abandonable(
-                    output,
-                    || self.make(work.path(), output),
-                    |made| match made {
-                        None => {
-                            // The process ends without any destructor.
-                            let _ = fs::remove_dir_all(work.path());
-                            stopped()
-                        }
-                        Some(_) if interrupt::requested() => stopped(),
-                        Some(ending) => Ok(ending),
-                    },
-                )
+                }
             }
-        }
+        })
     }
 
     fn make(&self, work: &Path, output: &Output) -> Result<Ending, Failure> {

@@ -87,12 +87,12 @@ impl Tune {
                 Err(error) => Err(environment(error)),
             }
         };
-        interrupt::abandonable(output, work, |found| match found.flatten() {
-            Some(found) => self.conclude(&problem, context, found, output),
-            None => {
+        interrupt::abandonable(output, work, |found| {
+            let Some(found) = found.flatten() else {
                 output.note("interrupted in the middle of a config; nothing is stored");
-                Ok(Ending::Interrupted)
-            }
+                return Ok(Ending::Interrupted);
+            };
+            self.conclude(&problem, context, &found, output)
         })
     }
 
@@ -101,10 +101,10 @@ impl Tune {
         &self,
         problem: &Workload,
         context: &Context,
-        found: Found,
+        found: &Found,
         output: &Output,
     ) -> Result<Ending, Failure> {
-        self.show(output, &found)?;
+        self.show(output, found)?;
         if interrupt::requested() {
             let said =
                 format!("{} configs tried; the search was interrupted, so nothing is stored", found.trials.len());
@@ -112,7 +112,7 @@ impl Tune {
             return Ok(Ending::Interrupted);
         }
         let store = || TuningStore::of(&KernelCache::open(CacheOptions::default())).map_err(environment);
-        let Found { best, seconds, default, default_seconds, .. } = found;
+        let Found { best, seconds, default, default_seconds, .. } = *found;
         let (device, driver) = machine(context);
         let class = problem_class(problem);
         if best == default {

@@ -5,6 +5,9 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
+/// The most time that Ctrl-C may take: a second on a machine of its own, and more on one that is loaded.
+const MOST: Duration = Duration::from_secs(8);
+
 /// Exit status of a command that gets the signal of Ctrl-C after so many seconds.
 pub(crate) fn interrupted(command: &mut Command, seconds: u64) -> ExitStatus {
     interrupted_output(command, Duration::from_secs(seconds)).status
@@ -18,8 +21,6 @@ pub(crate) fn interrupted_output(command: &mut Command, after: Duration) -> Outp
     wait_until_watching(&child);
     sleep(after);
     interrupt(&child);
-    // A second on a machine of its own; those that test are loaded.
-    const MOST: Duration = Duration::from_secs(8);
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().expect("it is ours") {

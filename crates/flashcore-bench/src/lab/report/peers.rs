@@ -40,14 +40,17 @@ impl PeerRow {
     }
 }
 
+/// Conversion of a row of one form.
+type Convert = fn(&Value) -> Result<PeerRow, String>;
+
 impl Peers {
     /// The times of a file, if it is of a form with such times; a reason if a number in it is impossible.
     pub fn find(value: &Value) -> Option<Result<Self, String>> {
         let rows = value.get("rows")?.as_array()?;
         let first = rows.first()?;
-        let (ours, convert): (&'static str, fn(&Value) -> Result<PeerRow, String>) = match first {
+        let (ours, convert): (_, Convert) = match first {
             row if row.get("ours_seconds").is_some() => ("flashcore", of_flex),
-            row if row.pointer("/microseconds/after").is_some() => ("after", of_builds),
+            row if row.pointer("/microseconds/after").is_some() => ("the later build", of_builds),
             row if row.pointer("/microseconds/flashcore").is_some() => ("flashcore", of_gpu),
             row if row.pointer("/seconds/flashcore").is_some() => ("flashcore", of_cpu),
             _ => return None,
@@ -101,8 +104,16 @@ fn machine(value: &Value) -> String {
 }
 
 fn problem(row: &Value) -> String {
-    let parts = ["formula", "shape", "dtype", "mask"].map(|field| text_of(&row[field]));
-    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    let [formula, shape, dtype, mask] = ["formula", "shape", "dtype", "mask"].map(|field| text_of(&row[field]));
+    // A mask as keys before and after the row's own.
+    let side = |side: &Value| side.as_u64().map_or_else(String::new, |keys| keys.to_string());
+    let window = row.get("window").map(|window| match window.as_array().map(Vec::as_slice) {
+        None => "full".to_owned(),
+        Some([left, right]) if left.as_u64().is_none() && right.as_u64() == Some(0) => "causal".to_owned(),
+        Some([left, right]) => format!("window:{},{}", side(left), side(right)),
+        Some(_) => window.to_string(),
+    });
+    [formula, shape, dtype, mask.or(window)].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// Times under the names of their programs, in a unit, without ours.
@@ -179,8 +190,15 @@ mod tests {
         check(&json!({"schema": 1, "machine": {"device": "H200"}, "rows": [row]}), "flashcore", 2e-6, ("cudnn", 4e-6));
         let row = json!({"shape": "1x8x512x64", "threads": 2, "seconds": {"flashcore": 0.5, "torch": 1.0}});
         check(&json!({"schema": 1, "rows": [row]}), "flashcore", 0.5, ("torch", 1.0));
-        let row = json!({"shape": "1x8x512x64", "bits_equal": true, "microseconds": {"before": 3.0, "after": 1.0}});
-        check(&json!({"gpu": "H200", "rows": [row]}), "after", 1e-6, ("before", 3e-6));
+        let row = json!({"shape": "1x8x512x64", "dtype": "f16", "window": [-1, 0], "bits_equal": true,
+            "microseconds": {"before": 3.0, "after": 1.0}});
+        let builds = json!({"gpu": "H200", "rows": [row]});
+        check(&builds, "the later build", 1e-6, ("before", 3e-6));
+        let peers = Peers::find(&builds).expect("a form").expect("possible");
+        assert_eq!(
+            (peers.rows[0].problem.as_str(), peers.rows[0].note.as_str()),
+            ("1x8x512x64 f16 causal", "the same bits")
+        );
         let row = json!({"formula": "relative", "shape": "1x8x512x64", "ours_seconds": 1.0, "flex_seconds": 2.5});
         check(&json!({"rows": [row]}), "flashcore", 1.0, ("FlexAttention", 2.5));
         assert_eq!(Peers::find(&json!({"rows": [{"registers": 3}]})), None);

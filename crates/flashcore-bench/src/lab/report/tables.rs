@@ -22,7 +22,7 @@ pub(super) struct HtmlTable {
 impl HtmlTable {
     pub(super) fn new(headings: &[&str]) -> Self {
         let headings: Vec<String> = headings.iter().map(|heading| escape(heading)).collect();
-        let cells: String = headings.iter().map(|heading| format!("<th>{heading}</th>")).collect();
+        let cells: String = headings.iter().flat_map(|heading| ["<th>", heading, "</th>"]).collect();
         Self { headings, text: format!("<div class=\"wide\"><table><thead><tr>{cells}</tr></thead><tbody>\n") }
     }
 

@@ -171,7 +171,7 @@ impl Bench {
 
     /// Lengths of the sequences of every problem.
     fn lengths(&self) -> SequenceLengths {
-        if !self.shape.is_empty() { SequenceLengths::Ragged } else { BenchSuite::from(self.suite).lengths() }
+        if self.shape.is_empty() { BenchSuite::from(self.suite).lengths() } else { SequenceLengths::Ragged }
     }
 
     fn problems(&self, default_dtype: DType) -> Result<Vec<Workload>, Failure> {
