@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Opens a page of `flashcore report` in headless Chromium: no console errors, the charts that are expected, under 3 MB,
-# and a screenshot that is not empty.
+# a screenshot that is not empty, and nothing wider than a phone.
 # Usage: scripts/check-report.sh PAGE LEAST_CHARTS SCREENSHOT
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -50,6 +50,26 @@ pixels="$(stat -c %s "$screenshot")"
 # A page without ink compresses to a few thousand bytes.
 if [ "$pixels" -lt 20000 ]; then
     echo "the screenshot has $pixels bytes: there is nothing on it" >&2
+    exit 1
+fi
+# A window of Chromium is at least 500 pixels wide; a frame in it is as wide as it is told.
+phone=375
+python3 - "$page" "$phone" > "$profile/phone.html" <<'PYTHON'
+import html, sys
+page, width = open(sys.argv[1], encoding="utf-8").read(), sys.argv[2]
+print(f"""<!doctype html><body><iframe width="{width}" height="800" style="border:0" srcdoc="{html.escape(page)}"></iframe><script>
+addEventListener("load", () => {{
+  const root = document.querySelector("iframe").contentDocument.documentElement;
+  const wide = [root, ...root.querySelectorAll("body *")].filter(element =>
+    !element.closest("svg *") && element.clientWidth > 0 && element.scrollWidth > element.clientWidth + 1);
+  document.documentElement.dataset.wide = wide.map(element => element.tagName + "." + element.className).join(" ") || "nothing";
+}});
+</script></body>""")
+PYTHON
+timeout 120 "$browser" "${flags[@]}" --window-size=600,900 --dump-dom "file://$profile/phone.html" > "$profile/dom.html" 2> "$profile/log"
+wide="$(sed -n 's/.*data-wide="\([^"]*\)".*/\1/p' "$profile/dom.html" | head -n 1)"
+if [ "$wide" != nothing ]; then
+    echo "at $phone pixels these are clipped: ${wide:-the page did not load}" >&2
     exit 1
 fi
 echo "$charts charts, $tables tables, $bytes bytes, no complaint of the browser"

@@ -43,7 +43,16 @@ install_packages() {
         fail "apt-get install $* failed"
 }
 
+# Tests that the emulator cannot do: QEMU's user-mode emulation dies of an assertion of its own in a child that was forked
+# while other threads ran. They run on an AArch64 machine.
+skipped=()
 if [ "$(uname -m)" != aarch64 ]; then
+    skipped=(
+        a_child_of_a_process_that_has_computed
+        a_fork_while_other_threads_compute
+        a_fork_inside_of_a_pool
+        a_pool_of_the_child
+    )
     step "emulator, linker and C library for AArch64"
     mapfile -t packages < <(missing_packages)
     if [ "${#packages[@]}" -gt 0 ]; then
@@ -82,7 +91,20 @@ cargo test --quiet --locked --target "$target" --package flashcore-cpu --no-run
 step "tests of flashcore-problem"
 cargo test --quiet --locked --target "$target" "${tests_of_problem[@]}"
 
-step "tests of flashcore-cpu, each at the levels neon and portable"
-cargo test --quiet --locked --target "$target" --package flashcore-cpu "$@"
+# Arguments of the tests come after a `--`, of which there may be one already.
+arguments=("$@")
+if [ "${#skipped[@]}" -gt 0 ]; then
+    [[ " $* " == *" -- "* ]] || arguments+=(--)
+    for name in "${skipped[@]}"; do
+        arguments+=(--skip "$name")
+    done
+fi
 
+step "tests of flashcore-cpu, each at the levels neon and portable"
+cargo test --quiet --locked --target "$target" --package flashcore-cpu "${arguments[@]}"
+
+if [ "${#skipped[@]}" -gt 0 ]; then
+    step "left out, since QEMU itself fails in forked children of threaded processes: tests/forks.rs"
+    printf '%s\n' "${skipped[@]}"
+fi
 step "all is well on AArch64"

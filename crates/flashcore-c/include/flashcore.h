@@ -794,7 +794,10 @@ extern "C" {
 #endif // __cplusplus
 
 // Message of the last call on this thread that returned a status; empty if it succeeded. Never null.
-// The text is valid until the next call of a flashcore function on this thread.
+//
+// The pointer stays the same as long as the thread lives, and the text is that of the latest call: a call in the arguments
+// of the same printf() is safe. Copy a text to keep it. Other threads must not read it. A message has at most 4095 bytes of
+// UTF-8; a longer one is cut between two characters and ends with "...".
 const char *flashcore_last_error(void);
 
 // The name of a status, "FLASHCORE_OK" for 0. Never null, valid forever.

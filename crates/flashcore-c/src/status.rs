@@ -1,6 +1,6 @@
 //! Statuses that functions return, and their messages.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -85,8 +85,15 @@ fn status_of_cuda(error: &CudaError) -> Status {
     }
 }
 
+/// Bytes of a thread's message, with the terminating zero.
+const MESSAGE_BYTES: usize = 4096;
+/// The end of a message that was cut.
+const CUT: &str = "...";
+
 thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
+    /// The message of the last call, at one address for the whole life of the thread: C code keeps the pointer. There is
+    /// nothing to drop, so it is readable while a thread ends.
+    static LAST_ERROR: [Cell<u8>; MESSAGE_BYTES] = const { [const { Cell::new(0) }; MESSAGE_BYTES] };
 }
 
 /// A text for C. It cannot have a zero inside, and none of ours has.
@@ -95,8 +102,20 @@ pub(crate) fn c_text(text: &str) -> CString {
 }
 
 fn remember(message: &str) {
-    // Threads that are being torn down have no last error any more, and nobody to read it.
-    let _ = LAST_ERROR.try_with(|last| last.replace(c_text(message)));
+    const MOST: usize = MESSAGE_BYTES - 1;
+    let text = message.replace('\0', "\u{fffd}");
+    let (kept, end) = if text.len() <= MOST {
+        (&text[..], "")
+    } else {
+        // As many whole characters as leave room for the end.
+        let begins = text.char_indices().map(|(place, _)| place).take_while(|place| *place <= MOST - CUT.len());
+        (&text[..begins.last().unwrap_or(0)], CUT)
+    };
+    LAST_ERROR.with(|last| {
+        for (cell, byte) in last.iter().zip(kept.bytes().chain(end.bytes()).chain([0])) {
+            cell.set(byte);
+        }
+    });
 }
 
 /// Runs the body of a function of the ABI: a failure is remembered and becomes its status, a panic becomes a failure.
@@ -109,7 +128,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     });
     match result {
         Ok(()) => {
-            remember("");
+            LAST_ERROR.with(|last| last[0].set(0));
             FLASHCORE_OK
         }
         Err(Failure { status, message }) => {
@@ -120,10 +139,13 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
 }
 
 /// Message of the last call on this thread that returned a status; empty if it succeeded. Never null.
-/// The text is valid until the next call of a flashcore function on this thread.
+///
+/// The pointer stays the same as long as the thread lives, and the text is that of the latest call: a call in the arguments
+/// of the same printf() is safe. Copy a text to keep it. Other threads must not read it. A message has at most 4095 bytes of
+/// UTF-8; a longer one is cut between two characters and ends with "...".
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_last_error() -> *const c_char {
-    LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_ERROR.with(|last| last.as_ptr().cast())
 }
 
 /// The name of a status, "FLASHCORE_OK" for 0. Never null, valid forever.

@@ -89,6 +89,12 @@ fn a_program_of_an_older_header() {
 }
 
 #[test]
+fn a_message_outlives_the_next_call() {
+    let said = run_c("last-error", &in_tests("last_error.c"), &["-lflashcore", "-lpthread"]);
+    assert_eq!(said, "1 there is no kernel `last`;\n");
+}
+
+#[test]
 fn attend_in_python() {
     let Some(mut python) = python("attend_in_python") else { return };
     run(python.arg(example("attend.py")).arg(library_folder().join("libflashcore.so")));

@@ -200,7 +200,7 @@ pub enum ProblemError {
         /// Shape of the output.
         shape: Shape,
     },
-    /// A value that an operation beside attention does not take.
+    /// A value that an operation does not take, or not with another argument.
     #[error("{argument} is {value}; it must be {allowed}")]
     OutOfRange {
         /// The field.

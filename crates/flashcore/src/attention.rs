@@ -52,7 +52,8 @@ impl AttentionOptions {
         self
     }
 
-    /// Attends a sliding window: so many keys before and after the row's own position; `None` for no limit.
+    /// Attends a sliding window: so many keys before and after the row's own position; `None` for no limit. With
+    /// [`causal`](Self::causal), `right` is `None` or `Some(0)`; another one is an error.
     #[must_use]
     pub const fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
         self.window = Some((left, right));
@@ -73,15 +74,22 @@ impl AttentionOptions {
         self
     }
 
-    fn mask(self) -> Mask {
+    fn mask(self) -> Result<Mask, ProblemError> {
         let alignment = Alignment::BottomRight;
-        match (self.window, self.is_causal) {
+        Ok(match (self.window, self.is_causal) {
             (None | Some((None, None)), false) => Mask::None,
             (None | Some((None, None)), true) => Mask::Causal(alignment),
-            (Some((left, right)), is_causal) => {
-                Mask::Window { left, right: if is_causal { Some(0) } else { right }, alignment }
+            (Some((_, Some(right @ 1..))), true) => {
+                return Err(ProblemError::OutOfRange {
+                    argument: "the right side of window",
+                    value: right.to_string(),
+                    allowed: "None or Some(0) with causal, under which a row attends no key after its own; drop one of the two"
+                        .to_owned(),
+                });
             }
-        }
+            (Some((left, _)), true) => Mask::Window { left, right: Some(0), alignment },
+            (Some((left, right)), false) => Mask::Window { left, right, alignment },
+        })
     }
 }
 
@@ -122,11 +130,11 @@ fn problem(
     options: AttentionOptions,
 ) -> Result<Problem, Error> {
     let agree = [
-        ("the batch of key", key[0], query[0]),
-        ("the batch of value", value[0], query[0]),
-        ("the heads of value", value[1], key[1]),
-        ("the rows of value", value[2], key[2]),
-        ("the columns of key", key[3], query[3]),
+        ("the batch size of key", key[0], query[0]),
+        ("the batch size of value", value[0], query[0]),
+        ("the number of heads of value", value[1], key[1]),
+        ("the number of rows of value", value[2], key[2]),
+        ("the number of columns of key", key[3], query[3]),
     ];
     let differ = agree.into_iter().filter(|(_, actual, expected)| actual != expected);
     let errors: Vec<_> =
@@ -136,7 +144,7 @@ fn problem(
     }
     let mut problem = Problem::new(query[0], query[1], query[2], query[3], dtype);
     (problem.key_heads, problem.key_length, problem.value_dim) = (key[1], key[2], value[3]);
-    (problem.mask, problem.softcap) = (options.mask(), options.softcap);
+    (problem.mask, problem.softcap) = (options.mask().map_err(|error| Invalid::from(vec![error]))?, options.softcap);
     problem.scale = options.softmax_scale.unwrap_or(problem.scale);
     problem.validate()?;
     Ok(problem)
@@ -157,8 +165,27 @@ mod tests {
             (options().causal(), Mask::Causal(alignment)),
             (options().window(Some(3), Some(4)), Mask::Window { left: Some(3), right: Some(4), alignment }),
             (options().window(Some(3), None).causal(), Mask::Window { left: Some(3), right: Some(0), alignment }),
+            (options().causal().window(Some(3), Some(0)), Mask::Window { left: Some(3), right: Some(0), alignment }),
         ] {
-            assert_eq!(options.mask(), mask);
+            assert_eq!(options.mask(), Ok(mask));
+        }
+    }
+
+    #[test]
+    fn no_key_is_both_after_the_row_and_causal() {
+        for options in [
+            AttentionOptions::default().causal().window(Some(3), Some(5)),
+            AttentionOptions::default().window(Some(3), Some(5)).causal(),
+            AttentionOptions::default().causal().window(None, Some(5)),
+        ] {
+            let shape = [1, 2, 16, 8];
+            let elements = vec![0.5_f32; 2 * 16 * 8];
+            let tensor = (&elements, shape);
+            let refused = attention(tensor, tensor, tensor, options).map_err(|error| error.to_string());
+            assert_eq!(
+                refused,
+                Err("the right side of window is 5; it must be None or Some(0) with causal, under which a row attends no key after its own; drop one of the two".to_owned())
+            );
         }
     }
 
@@ -168,11 +195,11 @@ mod tests {
             let found = problem([2, 4, 5, 8], key, value, DType::F32, AttentionOptions::default());
             assert_eq!(found.map(|_| ()).map_err(|error| error.to_string()), Err(expected.to_owned()));
         };
-        check([3, 2, 7, 8], [2, 2, 7, 6], "the batch of key is 3; it must be 2");
+        check([3, 2, 7, 8], [2, 2, 7, 6], "the batch size of key is 3; it must be 2");
         check(
             [2, 2, 7, 9],
             [2, 1, 6, 6],
-            "the heads of value is 1; it must be 2; the rows of value is 6; it must be 7; the columns of key is 9; it must be 8",
+            "the number of heads of value is 1; it must be 2; the number of rows of value is 6; it must be 7; the number of columns of key is 9; it must be 8",
         );
         check(
             [2, 3, 7, 8],

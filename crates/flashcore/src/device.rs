@@ -19,7 +19,7 @@ use crate::process::CUDA;
 /// use flashcore::Device;
 ///
 /// let best = Device::best_or_reason();
-/// println!("{best}"); // "cpu (16 threads): no NVIDIA driver: ..."
+/// println!("{best}"); // "cpu (level avx512, 16 threads): no NVIDIA driver: ..."
 /// let device = best.device;
 /// # assert!(!device.to_string().is_empty());
 /// ```
@@ -136,10 +136,19 @@ fn gpus() -> Result<Vec<DeviceInfo>, Error> {
     Err(Error::NotBuilt { backend: "cuda" })
 }
 
+#[cfg(feature = "cpu")]
 fn cpu_name() -> String {
-    #[cfg(feature = "cpu")]
-    return format!("cpu ({} threads)", flashcore_cpu::thread_count());
-    #[cfg(not(feature = "cpu"))]
+    let threads = flashcore_cpu::thread_count();
+    let plural = if threads == 1 { "" } else { "s" };
+    // A variable may ask for a level that this machine lacks; what computes then says so.
+    flashcore_cpu::Level::default_level().map_or_else(
+        |_| format!("cpu ({threads} thread{plural})"),
+        |level| format!("cpu (level {level}, {threads} thread{plural})"),
+    )
+}
+
+#[cfg(not(feature = "cpu"))]
+fn cpu_name() -> String {
     "cpu".to_owned()
 }
 
@@ -197,5 +206,18 @@ impl DeviceInfo {
     /// Opens the device.
     pub fn open(&self) -> Result<Device, Error> {
         self.ordinal.map_or(Ok(Device::cpu()), Device::cuda)
+    }
+}
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_says_its_level() {
+        let level = flashcore_cpu::Level::default_level().expect("a level");
+        let threads = flashcore_cpu::thread_count();
+        let plural = if threads == 1 { "" } else { "s" };
+        assert_eq!(Device::cpu().to_string(), format!("cpu (level {level}, {threads} thread{plural})"));
     }
 }

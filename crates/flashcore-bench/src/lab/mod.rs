@@ -5,6 +5,7 @@ pub mod compare;
 pub mod experiments;
 pub mod ladder;
 pub mod leaderboard;
+pub mod load;
 pub mod microbench;
 pub mod peak;
 pub mod problems;

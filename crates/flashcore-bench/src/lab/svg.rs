@@ -30,19 +30,20 @@ pub fn series(index: usize) -> String {
     format!("var(--series-{})", index % 6)
 }
 
-/// A number in few digits.
+/// A number in few digits: three of them from 1 on, two below, whatever stands beside it.
 pub fn short(number: f64) -> String {
     let size = number.abs();
     if number == 0.0 {
         "0".to_owned()
-    } else if !(1e-3..1e7).contains(&size) {
+    } else if !number.is_finite() {
+        "-".to_owned()
+    } else if !(1e-6..1e7).contains(&size) {
         format!("{number:.1e}")
-    } else if size >= 100.0 {
-        format!("{number:.0}")
-    } else if size >= 10.0 {
-        format!("{number:.1}")
     } else {
-        format!("{number:.2}")
+        // The place of the first digit; a number below 1 gets one digit more.
+        let first = size.log10().floor() as i32;
+        let decimals = if first < 0 { 1 - first } else { (2 - first).max(0) };
+        format!("{number:.*}", usize::try_from(decimals).unwrap_or(0))
     }
 }
 
@@ -57,6 +58,11 @@ pub enum Anchor {
     End,
 }
 
+/// The largest bound of an axis: between it and its negative there are finite differences.
+const LARGEST: f64 = 1e100;
+/// The most powers of ten that an axis marks.
+const MOST_TICKS: f64 = 12.0;
+
 /// From values to places.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Axis {
@@ -68,16 +74,19 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Equal steps for equal differences.
+    /// Equal steps for equal differences. Bounds that no plot has are brought to those that it can have.
     pub fn linear(low: f64, high: f64, from: f64, to: f64) -> Self {
-        let high = if high > low { high } else { low + 1.0 };
+        let bound =
+            |value: f64, otherwise: f64| if value.is_nan() { otherwise } else { value.clamp(-LARGEST, LARGEST) };
+        let (low, high) = (bound(low, 0.0), bound(high, 1.0));
+        let high = if high > low { high } else { low + low.abs().max(1.0) };
         Self { low, high, from, to, is_logarithmic: false }
     }
 
     /// Equal steps for equal ratios.
     pub fn logarithmic(low: f64, high: f64, from: f64, to: f64) -> Self {
-        let low = if low > 0.0 && low.is_finite() { low } else { 1e-12 };
-        let high = if high > low { high } else { low * 10.0 };
+        let low = if low > 0.0 && low.is_finite() { low.clamp(1.0 / LARGEST, LARGEST) } else { 1e-12 };
+        let high = if high > low { high.min(10.0 * LARGEST) } else { low * 10.0 };
         Self { low: low.ln(), high: high.ln(), from, to, is_logarithmic: true }
     }
 
@@ -93,8 +102,10 @@ impl Axis {
         if self.is_logarithmic {
             let (low, high) = (self.low.exp(), self.high.exp());
             let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
-            let steps: &[f64] = if (high / low).log10() < 1.6 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+            let all = (high / low).log10();
+            let steps: &[f64] = if all < 1.6 { &[1.0, 2.0, 5.0] } else { &[1.0] };
             return decades
+                .step_by((all / MOST_TICKS).ceil().max(1.0) as usize)
                 .flat_map(|decade| steps.iter().map(move |step| step * 10f64.powi(decade)))
                 .filter(|tick| (low * 0.999..=high * 1.001).contains(tick))
                 .collect();
@@ -225,6 +236,45 @@ mod tests {
         assert_eq!(axis.ticks(), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         // A value far outside stays near the picture.
         assert_eq!(axis.place(1e9), -5.0);
+    }
+
+    /// Bounds of any size, and what is no number: a few marks, each finite and in the picture.
+    #[test]
+    fn no_axis_loops() {
+        let sizes = [0.0, 1e-300, 1e-12, 1.0, 1e12, 1e303, f64::MAX, f64::INFINITY, f64::NAN];
+        let bounds: Vec<f64> = sizes.iter().flat_map(|size| [*size, -size]).collect();
+        for &low in &bounds {
+            for &high in &bounds {
+                for axis in [Axis::linear(low, high, 0.0, 100.0), Axis::logarithmic(low, high, 0.0, 100.0)] {
+                    let ticks = axis.ticks();
+                    assert!(ticks.len() <= 20, "{low:e} to {high:e}: {} marks", ticks.len());
+                    let places = ticks.iter().chain(&bounds).map(|value| axis.place(*value));
+                    for place in places.filter(|place| !place.is_nan()) {
+                        assert!((-6.0..=106.0).contains(&place), "{low:e} to {high:e}: {place}");
+                    }
+                    assert!(ticks.iter().all(|tick| tick.is_finite()), "{low:e} to {high:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_numbers_have_one_form() {
+        for (number, text) in [
+            (0.0, "0"),
+            (9.9e-4, "0.00099"),
+            (0.004, "0.0040"),
+            (0.25, "0.25"),
+            (1.0, "1.00"),
+            (12.34, "12.3"),
+            (123.4, "123"),
+            (-0.5, "-0.50"),
+            (1_234_567.0, "1234567"),
+            (1e303, "1.0e303"),
+            (f64::NAN, "-"),
+        ] {
+            assert_eq!(short(number), text);
+        }
     }
 
     #[test]

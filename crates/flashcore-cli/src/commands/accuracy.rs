@@ -1,6 +1,7 @@
 //! `flashcore accuracy`: errors of element types, scale modes and options against `f64`.
 
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
 use flashcore::Device;
@@ -43,28 +44,8 @@ pub(crate) struct Accuracy {
     /// Numbers of keys; k is 1024 [default: 1k,4k]
     #[arg(long, value_delimiter = ',', value_parser = parse_length)]
     lengths: Option<Vec<usize>>,
-    /// Element types: f32, f16, bf16, 'bf16 kv e4m3' for a cache in FP8, 'e4m3 out bf16' for all inputs in FP8
-    #[arg(long, value_delimiter = ',', default_values = ["f32", "f16", "bf16", "bf16 kv e4m3", "e4m3 out bf16"])]
-    types: Vec<DTypes>,
-    /// Elements that share a scale: tensor, head, sequence, token, block:ROWS, or a given one, fixed:SCALE
-    #[arg(long, value_delimiter = ',', default_values = ["tensor", "head", "token", "block:64"])]
-    scales: Vec<ScaleMode>,
-    /// Options of quantisation: none, smooth (subtract the mean key), rotate (Hadamard), smooth+rotate
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["none", "rotate"])]
-    options: Vec<OptionsName>,
-    /// Distributions: gaussian, outliers (0.1 % of elements get a normal number of ten times the size added), or key-mean
-    /// (keys with a mean in each column, which smoothing is for)
-    #[arg(long, value_delimiter = ',', default_values = ["gaussian", "outliers"])]
-    data: Vec<Distribution>,
-    /// Query rows of a head; few suffice, as rows differ little (with outliers, RMSE needs hundreds)
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    queries: u32,
-    /// Heads
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    heads: u32,
-    /// Columns of query, key and value
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    head_dim: u32,
+    #[command(flatten)]
+    of_rows: OfRows,
     /// Fraction bits that the models of tensor cores keep when they add products of FP8; the default is what others report
     #[arg(long, value_name = "BITS", default_value_t = REPORTED_FP8_BITS, value_parser = clap::value_parser!(u32).range(4..=25))]
     fp8_bits: u32,
@@ -72,16 +53,16 @@ pub(crate) struct Accuracy {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Search for needles in a haystack
-    #[arg(long)]
+    #[arg(long, group = "searches")]
     needle: bool,
-    /// Needles
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Needles, of --needle and --gate
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4096), requires = "searches")]
     trials: u32,
-    /// Keys of the haystack
-    #[arg(long, value_name = "KEYS", default_value = "128k", value_parser = parse_length)]
+    /// Keys of the haystack, of --needle and --gate
+    #[arg(long, value_name = "KEYS", default_value = "128k", value_parser = parse_length, requires = "searches")]
     haystack: usize,
     /// Hold errors and needles against the project's aims
-    #[arg(long)]
+    #[arg(long, group = "searches")]
     gate: bool,
     /// Write a JSON record with everything that was found
     #[arg(long, value_name = "FILE")]
@@ -91,6 +72,83 @@ pub(crate) struct Accuracy {
     /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// Choices of the rows: --needle and --gate have theirs.
+#[derive(Debug, Args)]
+struct OfRows {
+    /// Element types: f32, f16, bf16, 'bf16 kv e4m3' for a cache in FP8, 'e4m3 out bf16' for all inputs in FP8
+    /// [default: these five]
+    #[arg(long, value_delimiter = ',')]
+    types: Vec<DTypes>,
+    /// Elements that share a scale: tensor, head, sequence, token, block:ROWS, or a given one, fixed:SCALE
+    /// [default: tensor,head,token,block:64]
+    #[arg(long, value_delimiter = ',')]
+    scales: Vec<ScaleMode>,
+    /// Options of quantisation: none, smooth (subtract the mean key), rotate (Hadamard), smooth+rotate
+    /// [default: none,rotate]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    options: Vec<OptionsName>,
+    /// Distributions: gaussian, outliers (0.1 % of elements get a normal number of ten times the size added), or key-mean
+    /// (keys with a mean in each column, which smoothing is for) [default: gaussian,outliers]
+    #[arg(long, value_delimiter = ',')]
+    data: Vec<Distribution>,
+    /// Query rows of a head; few suffice, as rows differ little (with outliers, RMSE needs hundreds) [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    queries: Option<u32>,
+    /// Heads [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    heads: Option<u32>,
+    /// Columns of query, key and value [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    head_dim: Option<u32>,
+}
+
+impl OfRows {
+    /// The name of an option that was given.
+    fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--types", !self.types.is_empty()),
+            ("--scales", !self.scales.is_empty()),
+            ("--options", !self.options.is_empty()),
+            ("--data", !self.data.is_empty()),
+            ("--queries", self.queries.is_some()),
+            ("--heads", self.heads.is_some()),
+            ("--head-dim", self.head_dim.is_some()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
+    }
+
+    fn types(&self) -> Result<Vec<DTypes>, Failure> {
+        if !self.types.is_empty() {
+            return Ok(self.types.clone());
+        }
+        let all = ["f32", "f16", "bf16", "bf16 kv e4m3", "e4m3 out bf16"].map(str::parse);
+        all.into_iter().collect::<Result<_, _>>().map_err(|error| Failure::Usage(format!("{error}")))
+    }
+
+    fn scales(&self) -> Result<Vec<ScaleMode>, Failure> {
+        if !self.scales.is_empty() {
+            return Ok(self.scales.clone());
+        }
+        let all = ["tensor", "head", "token", "block:64"].map(str::parse);
+        all.into_iter().collect::<Result<_, _>>().map_err(|error| Failure::Usage(format!("{error}")))
+    }
+
+    fn options(&self) -> &[OptionsName] {
+        if self.options.is_empty() { &[OptionsName::None, OptionsName::Rotate] } else { &self.options }
+    }
+
+    fn data(&self) -> &[Distribution] {
+        if self.data.is_empty() { &[Distribution::Gaussian, Distribution::Outliers] } else { &self.data }
+    }
+
+    fn sizes(&self, keys: usize) -> Sizes {
+        let [heads, queries, head_dim] =
+            [self.heads.unwrap_or(2), self.queries.unwrap_or(16), self.head_dim.unwrap_or(128)]
+                .map(|number| number as usize);
+        Sizes { heads, queries, keys, head_dim }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -140,8 +198,18 @@ fn parse_length(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("a length is a number of keys from 1 to {MOST}, such as 4096 or 16k"))
 }
 
+/// Results so far.
+#[derive(Default)]
+struct Kept {
+    rows: Vec<Row>,
+    needles: Vec<Found>,
+    verdicts: Vec<GateResult>,
+    /// What was begun, and how many there are of it.
+    begun: Vec<(&'static str, usize)>,
+}
+
 impl Accuracy {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         self.threads.apply()?;
         self.threads.start()?;
         interrupt::watch();
@@ -155,21 +223,54 @@ impl Accuracy {
             None if searches_needles => Vec::new(),
             None => vec![1 << 10, 1 << 12],
         };
-        self.require_memory(&lengths)?;
-        let (rows, mut is_complete) = self.rows(output, &device, &lengths)?;
-        // Programs read one table: the last one.
-        if !lengths.is_empty() && (self.is_for_people() || !searches_needles) {
-            self.show_rows(output, &rows)?;
+        if let (true, Some(option)) = (lengths.is_empty(), self.of_rows.given()) {
+            return Err(Failure::Usage(format!(
+                "{option} is a choice of the table of rows, which --needle and --gate leave out; give --lengths for the table, or leave it out"
+            )));
         }
-        let (mut needles, mut verdicts) = (Vec::new(), Vec::new());
-        if searches_needles && is_complete {
-            (needles, is_complete) = self.needles(output, &device)?;
-            if self.is_for_people() || !self.gate {
-                self.show_needles(output, &needles)?;
+        self.require_memory(&lengths)?;
+        let kept = Mutex::new(Kept::default());
+        let work = || {
+            Ok(self.rows(&device, &lengths, &kept, output)?
+                && (!searches_needles || self.needles(&device, &kept, output)?)
+                && (!self.gate || self.gates(&device, &kept, output)?))
+        };
+        interrupt::abandonable(output, work, |is_complete| {
+            let kept = std::mem::take(&mut *interrupt::aside(&kept));
+            self.conclude(&device, lengths.is_empty(), kept, is_complete.unwrap_or(false), output)
+        })
+    }
+
+    /// Shows and records what was found.
+    fn conclude(
+        &self,
+        device: &Device,
+        has_no_lengths: bool,
+        kept: Kept,
+        is_complete: bool,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
+        let searches_needles = self.needle || self.gate;
+        let Kept { rows, needles, mut verdicts, begun } = kept;
+        for (what, of) in begun {
+            let done = match what {
+                "cases" => rows.len(),
+                "searches" => needles.len(),
+                _ => verdicts.len(),
+            };
+            let left_out = interrupt::left_out(done, of);
+            if !left_out.is_empty() {
+                output.note(&format!("{what}: {done} run{left_out}"));
             }
         }
-        if self.gate && is_complete {
-            (verdicts, is_complete) = self.gates(output, &device)?;
+        // Programs read one table: the last one.
+        if !has_no_lengths && (self.is_for_people() || !searches_needles) {
+            self.show_rows(output, &rows)?;
+        }
+        if searches_needles && (self.is_for_people() || !self.gate) && !needles.is_empty() {
+            self.show_needles(output, &needles)?;
+        }
+        if self.gate && !verdicts.is_empty() {
             verdicts.extend(gates::needles(&needles));
             self.show_gates(output, &verdicts)?;
         }
@@ -193,15 +294,10 @@ impl Accuracy {
         })
     }
 
-    fn sizes(&self, keys: usize) -> Sizes {
-        let [heads, queries, head_dim] = [self.heads, self.queries, self.head_dim].map(|number| number as usize);
-        Sizes { heads, queries, keys, head_dim }
-    }
-
     /// Refuses what does not fit the memory, before anything is computed.
     fn require_memory(&self, lengths: &[usize]) -> Result<(), Failure> {
         for &keys in lengths {
-            self.sizes(keys).require_memory().map_err(impossible)?;
+            self.of_rows.sizes(keys).require_memory().map_err(impossible)?;
         }
         if self.needle || self.gate {
             let trials = self.trials as usize;
@@ -219,52 +315,50 @@ impl Accuracy {
         Ok(())
     }
 
-    /// The rows, and true if nobody interrupted them.
-    fn rows(&self, output: &mut Output, device: &Device, lengths: &[usize]) -> Result<(Vec<Row>, bool), Failure> {
+    /// Keeps the rows; true if nobody interrupted them.
+    fn rows(&self, device: &Device, lengths: &[usize], kept: &Mutex<Kept>, output: &Output) -> Result<bool, Failure> {
         let choice = Choice {
-            types: self.types.clone(),
-            scales: self.scales.clone(),
-            options: self.options.iter().map(|option| option.parts()).collect(),
+            types: self.of_rows.types()?,
+            scales: self.of_rows.scales()?,
+            options: self.of_rows.options().iter().map(|option| option.parts()).collect(),
             device: device.clone(),
             fp8_bits: self.fp8_bits,
         };
         let cases = cases(&choice);
-        let of = lengths.len() * self.data.len() * cases.len();
-        let mut rows = Vec::new();
+        let of = lengths.len() * self.of_rows.data().len() * cases.len();
+        interrupt::aside(kept).begun.push(("cases", of));
+        let done = || interrupt::aside(kept).rows.len();
         for &keys in lengths {
-            for &data in &self.data {
+            for &data in self.of_rows.data() {
                 if interrupt::requested() {
                     continue;
                 }
-                output.progress(rows.len(), of, &format!("{keys} keys, {data}: the answer in f64"));
-                let sizes = self.sizes(keys);
+                output.progress(done(), of, &format!("{keys} keys, {data}: the answer in f64"));
+                let sizes = self.of_rows.sizes(keys);
                 let sample = Sample::draw(data, sizes, self.seed).map_err(|error| Failure::Usage(error.to_string()))?;
                 let mut run = Run::new(&sample, sizes, data);
                 for case in &cases {
                     if interrupt::requested() {
                         break;
                     }
-                    output.progress(rows.len(), of, &format!("{keys} keys, {data}: {}", case.quantization.types));
-                    rows.push(run.row(case));
+                    output.progress(done(), of, &format!("{keys} keys, {data}: {}", case.quantization.types));
+                    let row = run.row(case);
+                    interrupt::aside(kept).rows.push(row);
                 }
             }
         }
-        note_left_out(output, "cases", rows.len(), of);
-        let is_complete = rows.len() == of;
-        Ok((rows, is_complete))
+        Ok(done() == of)
     }
 
     fn is_for_people(&self) -> bool {
         matches!(self.format, Format::Table | Format::Markdown)
     }
 
-    fn show_rows(&self, output: &mut Output, rows: &[Row]) -> Result<(), Failure> {
+    fn show_rows(&self, output: &Output, rows: &[Row]) -> Result<(), Failure> {
         if self.is_for_people() {
+            let Sizes { queries, heads, head_dim, .. } = self.of_rows.sizes(0);
             output.sentence(format!(
-                "errors against f64 on inputs that were not rounded; {} query rows of {} heads, head dim {}; FP8 models keep {} bits{}",
-                self.queries,
-                self.heads,
-                self.head_dim,
+                "errors against f64 on inputs that were not rounded; {queries} query rows of {heads} heads, head dim {head_dim}; FP8 models keep {} bits{}",
                 self.fp8_bits,
                 if self.fp8_bits == REPORTED_FP8_BITS { ", as others report" } else { "" }
             ))?;
@@ -334,25 +428,27 @@ impl Accuracy {
         Ok(())
     }
 
-    fn needles(&self, output: &mut Output, device: &Device) -> Result<(Vec<Found>, bool), Failure> {
+    /// Keeps what searches found; true if nobody interrupted them.
+    fn needles(&self, device: &Device, kept: &Mutex<Kept>, output: &Output) -> Result<bool, Failure> {
         let searches = searches(device, self.fp8_bits);
         let (keys, trials) = (self.haystack, self.trials as usize);
+        interrupt::aside(kept).begun.push(("searches", searches.len()));
         output.progress(0, searches.len(), &format!("{trials} needles among {keys} keys: the answer in f64"));
         let haystack = Haystack::new(keys, trials, self.seed).map_err(|error| Failure::Usage(error.to_string()))?;
-        let mut found = Vec::new();
+        let mut done = 0;
         for (types, by) in &searches {
             if interrupt::requested() {
                 break;
             }
-            output.progress(found.len(), searches.len(), &format!("needles: {types} by {by}"));
-            found.push(haystack.search(*types, by));
+            output.progress(done, searches.len(), &format!("needles: {types} by {by}"));
+            let found = haystack.search(*types, by);
+            interrupt::aside(kept).needles.push(found);
+            done += 1;
         }
-        note_left_out(output, "searches", found.len(), searches.len());
-        let is_complete = found.len() == searches.len();
-        Ok((found, is_complete))
+        Ok(done == searches.len())
     }
 
-    fn show_needles(&self, output: &mut Output, needles: &[Found]) -> Result<(), Failure> {
+    fn show_needles(&self, output: &Output, needles: &[Found]) -> Result<(), Failure> {
         if self.is_for_people() {
             output.sentence(format!(
                 "\n{} needles among {} keys; each has about 1 % of its row's weight, and is found if its output is nearest to its answer",
@@ -396,29 +492,30 @@ impl Accuracy {
         Ok(())
     }
 
-    /// Verdicts on errors, and true if nobody interrupted them.
-    fn gates(&self, output: &mut Output, device: &Device) -> Result<(Vec<GateResult>, bool), Failure> {
+    /// Keeps verdicts on errors; true if nobody interrupted them.
+    fn gates(&self, device: &Device, kept: &Mutex<Kept>, output: &Output) -> Result<bool, Failure> {
         let usage = |error: flashcore_problem::Invalid| Failure::Usage(error.to_string());
         let of = Distribution::JUDGED.len() + 1;
-        let mut verdicts = Vec::new();
+        interrupt::aside(kept).begun.push(("gates", of));
+        let done = || interrupt::aside(kept).verdicts.len();
         for data in Distribution::JUDGED {
             if interrupt::requested() {
                 break;
             }
-            output.progress(verdicts.len(), of, &format!("gate: FP8 cache, {data}"));
-            verdicts.push(gates::cache(device, data, gates::CACHE_SIZES, self.seed).map_err(usage)?);
+            output.progress(done(), of, &format!("gate: FP8 cache, {data}"));
+            let verdict = gates::cache(device, data, gates::CACHE_SIZES, self.seed).map_err(usage)?;
+            interrupt::aside(kept).verdicts.push(verdict);
         }
         if !interrupt::requested() {
-            output.progress(verdicts.len(), of, "gate: rotation");
+            output.progress(done(), of, "gate: rotation");
             let by = gates::two_levels(self.fp8_bits);
-            verdicts.push(gates::rotation(by, gates::ROTATION_SIZES, self.seed).map_err(usage)?);
+            let verdict = gates::rotation(by, gates::ROTATION_SIZES, self.seed).map_err(usage)?;
+            interrupt::aside(kept).verdicts.push(verdict);
         }
-        note_left_out(output, "gates", verdicts.len(), of);
-        let is_complete = verdicts.len() == of;
-        Ok((verdicts, is_complete))
+        Ok(done() == of)
     }
 
-    fn show_gates(&self, output: &mut Output, verdicts: &[GateResult]) -> Result<(), Failure> {
+    fn show_gates(&self, output: &Output, verdicts: &[GateResult]) -> Result<(), Failure> {
         if self.is_for_people() {
             output.line("")?;
         }
@@ -442,14 +539,6 @@ impl Accuracy {
         }
         output.table(&table, self.format)?;
         Ok(())
-    }
-}
-
-/// Says what Ctrl-C left out.
-fn note_left_out(output: &mut Output, what: &str, done: usize, of: usize) {
-    let left_out = interrupt::left_out(done, of);
-    if !left_out.is_empty() {
-        output.note(&format!("{what}: {done} run{left_out}"));
     }
 }
 

@@ -116,7 +116,7 @@ enum DeviceName {
 }
 
 impl Attend {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         self.threads.apply()?;
         let shown = self.input.display();
         refuse_overwriting(&[&self.input], &[&self.output])?;

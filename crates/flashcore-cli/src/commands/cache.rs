@@ -57,7 +57,7 @@ impl Action {
 }
 
 impl Cache {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let cache = KernelCache::open(CacheOptions::default());
         let folder = match cache.disk() {
             Ok(folder) => folder,
@@ -79,7 +79,7 @@ impl Cache {
         }
     }
 
-    fn list(&self, output: &mut Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
+    fn list(&self, output: &Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
         let entries = cache.list()?;
         let mut table = Table::new(self.action.columns());
         for entry in &entries {
@@ -107,7 +107,7 @@ impl Cache {
         Ok(Ending::Well)
     }
 
-    fn verify(&self, output: &mut Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
+    fn verify(&self, output: &Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
         let verified = cache.verify()?;
         let mut table = Table::new(self.action.columns());
         // What is listed after the check is what passed it.
@@ -132,7 +132,7 @@ impl Cache {
         Ok(if aside + unreadable == 0 { Ending::Well } else { Ending::Failed })
     }
 
-    fn clear(&self, output: &mut Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
+    fn clear(&self, output: &Output, cache: &KernelCache, folder: &Path) -> Result<Ending, Failure> {
         let cleared = cache.clear()?;
         if self.for_people() {
             output.line(format!("removed {} from {}", counted(cleared.removed), folder.display()))?;
@@ -152,7 +152,7 @@ impl Cache {
     }
 
     /// A table, unless it would be headings alone before people's eyes.
-    fn table(&self, output: &mut Output, table: &Table, rows: usize) -> Result<(), Failure> {
+    fn table(&self, output: &Output, table: &Table, rows: usize) -> Result<(), Failure> {
         if rows > 0 || !self.for_people() {
             output.table(table, self.format)?;
         }

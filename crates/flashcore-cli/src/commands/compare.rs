@@ -2,6 +2,7 @@
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -44,11 +45,12 @@ pub(crate) struct Compare {
     /// The candidate, in the same form
     b: Side,
     /// The subject that builds (rev:, bin:) run
-    #[arg(long, value_name = "SUBJECT", default_value = "cpu")]
-    run: Subject,
-    /// The problems to run
-    #[arg(long, value_enum, default_value_t = SuiteName::One)]
-    suite: SuiteName,
+    /// [default: cpu]
+    #[arg(long, value_name = "SUBJECT")]
+    run: Option<Subject>,
+    /// The problems to run [default: one]
+    #[arg(long, value_enum)]
+    suite: Option<SuiteName>,
     /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature]; of FP8,
     /// +scales[=tensor|head|sequence|token]
     #[arg(long, conflicts_with = "suite")]
@@ -57,21 +59,22 @@ pub(crate) struct Compare {
     /// [default: f32 on the CPU, f16 on a GPU]
     #[arg(long)]
     dtype: Option<DTypes>,
-    /// The mask of the problem: full, causal, causal-top-left or window:LEFT,RIGHT
-    #[arg(long, default_value = "full")]
-    mask: String,
+    /// The mask of the problem: full, causal, causal-top-left or window:LEFT,RIGHT; the problems of a suite have theirs
+    /// [default: full]
+    #[arg(long, conflicts_with = "suite")]
+    mask: Option<String>,
     /// The least difference that counts, in percent; fixed before anything is measured
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     minimum: f64,
-    /// Time limit for each problem, in seconds
-    #[arg(long, default_value_t = 20.0, value_parser = super::parse_seconds, allow_negative_numbers = true)]
-    seconds: f64,
+    /// Time limit for each problem, in seconds [default: 20]
+    #[arg(long, value_parser = super::parse_seconds, allow_negative_numbers = true)]
+    seconds: Option<f64>,
     /// The seed of inputs, orders and resamples
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Make every run of B on the CPU this much slower, in percent: a test of the comparison itself
-    #[arg(long, default_value_t = 0.0, value_name = "PERCENT", value_parser = super::parse_percent, allow_negative_numbers = true)]
-    slow_b: f64,
+    #[arg(long, value_name = "PERCENT", value_parser = super::parse_percent, allow_negative_numbers = true)]
+    slow_b: Option<f64>,
     /// Exit with 0 if every problem has this verdict, and with 1 otherwise
     #[arg(long, value_enum)]
     expect: Option<Expected>,
@@ -129,7 +132,7 @@ fn failure(error: CompareError) -> Failure {
 }
 
 impl Compare {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         self.threads.apply()?;
         if !(self.minimum > 0.0 && self.minimum < 100.0) {
@@ -137,8 +140,9 @@ impl Compare {
         }
         let records: Vec<&Path> = [&self.a, &self.b].into_iter().filter_map(Side::record).collect();
         refuse_overwriting(&records, self.record.as_deref().as_slice())?;
-        let (comparison, machine, left) = match (&self.a, &self.b) {
+        match (&self.a, &self.b) {
             (Side::Record(a), Side::Record(b)) => {
+                self.refuse_options_of_runs()?;
                 let read = |file| Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()));
                 let (a, b) = (read(a)?, read(b)?);
                 let names = [self.a.to_string(), self.b.to_string()];
@@ -146,36 +150,55 @@ impl Compare {
                 let options = Options { least_rounds: 10, ..self.options() };
                 let comparison = compare_records(&a, &b, names, &options, slack)
                     .map_err(|error| Failure::Usage(error.to_string()))?;
-                (comparison, b.origin.machine, 0)
+                let of = comparison.rows.len();
+                self.conclude(&comparison, b.origin.machine, of, output)
             }
             (Side::Record(_), other) | (other, Side::Record(_)) => {
-                return Err(Failure::Usage(format!(
-                    "a record can only be compared with another record, not with {other}"
-                )));
+                Err(Failure::Usage(format!("a record can only be compared with another record, not with {other}")))
             }
-            (Side::Subject(a), Side::Subject(b)) => self.subjects([*a, *b], output)?,
-            _ => self.programs(output)?,
-        };
-        if let Some(file) = &self.record {
-            write_record(file, machine, comparison.clone())?;
+            (Side::Subject(a), Side::Subject(b)) => match self.run {
+                None => self.subjects([*a, *b], output),
+                Some(run) => Err(Failure::Usage(format!(
+                    "--run {run} is the subject that builds (rev:, bin:) run, and neither A nor B is a build: leave it out"
+                ))),
+            },
+            _ => self.programs(output),
         }
-        output.table(&table(&comparison), self.format)?;
-        let of = comparison.rows.len() + left;
-        self.conclude(&comparison, of, output)
+    }
+
+    /// Refuses what a comparison of records, which runs nothing, would ignore.
+    fn refuse_options_of_runs(&self) -> Result<(), Failure> {
+        let given = [
+            ("--run", self.run.is_some()),
+            ("--suite", self.suite.is_some()),
+            ("--shape", self.shape.is_some()),
+            ("--dtype", self.dtype.is_some()),
+            ("--mask", self.mask.is_some()),
+            ("--seconds", self.seconds.is_some()),
+            ("--slow-b", self.slow_b.is_some()),
+            ("--threads", self.threads.asked_for().is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Failure::Usage(format!(
+                "{option} is for a comparison that runs something; records hold the problems and times that they have: leave it out"
+            ))),
+        }
     }
 
     fn options(&self) -> Options {
+        const SECONDS: f64 = 20.0;
         Options {
             minimum: self.minimum / 100.0,
-            budget: Duration::from_secs_f64(self.seconds),
+            budget: Duration::from_secs_f64(self.seconds.unwrap_or(SECONDS)),
             seed: self.seed,
-            slow_b: self.slow_b / 100.0,
+            slow_b: self.slow_b.unwrap_or(0.0) / 100.0,
             ..Options::default()
         }
     }
 
-    /// Two subjects of this program; the last number says how many problems were not run.
-    fn subjects(&self, sides: [Subject; 2], output: &mut Output) -> Result<(Comparison, Machine, usize), Failure> {
+    /// Two subjects of this program.
+    fn subjects(&self, sides: [Subject; 2], output: &Output) -> Result<Ending, Failure> {
         let is_gpu = matches!(sides, [Subject::Cuda(_), _]);
         let gpu = if is_gpu { Some(open_gpu()?) } else { None };
         let problems = self.problems(is_gpu)?;
@@ -185,65 +208,87 @@ impl Compare {
         let ceiling = |side| measure_ceilings(side, first, gpu.as_ref()).map_err(failure);
         let ceilings = [ceiling(sides[0])?, ceiling(sides[1])?];
         let options = self.options();
-        let mut rows = Vec::new();
-        for (index, problem) in problems.iter().enumerate() {
-            let go_on = progress(output, index, problems.len(), problem);
-            rows.push(compare_in_process(sides, problem, gpu.as_ref(), ceilings, &options, go_on).map_err(failure)?);
-            if interrupt::requested() {
-                break;
+        let kept = Mutex::new(Vec::new());
+        let work = || {
+            for (index, problem) in problems.iter().enumerate() {
+                let go_on = progress(output, index, problems.len(), problem);
+                let row =
+                    compare_in_process(sides, problem, gpu.as_ref(), ceilings, &options, go_on).map_err(failure)?;
+                interrupt::aside(&kept).push(row);
+                if interrupt::requested() {
+                    break;
+                }
             }
-        }
-        let machine = machine(sides[1], gpu.as_ref(), Some(ceilings[1]))?;
-        let left = problems.len() - rows.len();
-        Ok((Comparison { a: self.a.to_string(), b: self.b.to_string(), rows }, machine, left))
+            Ok(())
+        };
+        interrupt::abandonable(output, work, |_| {
+            let machine = machine(sides[1], gpu.as_ref(), Some(ceilings[1]))?;
+            let rows = std::mem::take(&mut *interrupt::aside(&kept));
+            let comparison = Comparison { a: self.a.to_string(), b: self.b.to_string(), rows };
+            self.conclude(&comparison, machine, problems.len(), output)
+        })
     }
 
     /// Two programs, or this one and another.
-    fn programs(&self, output: &mut Output) -> Result<(Comparison, Machine, usize), Failure> {
-        if self.slow_b != 0.0 {
+    fn programs(&self, output: &Output) -> Result<Ending, Failure> {
+        if self.slow_b.is_some() {
             return Err(Failure::Usage("--slow-b works on subjects of this program, not on builds".to_owned()));
         }
-        let side = |side: &Side, output: &mut Output| -> Result<(PathBuf, Subject), Failure> {
+        let run = self.run.unwrap_or(Subject::Cpu(None));
+        let side = |side: &Side| -> Result<(PathBuf, Subject), Failure> {
             Ok(match side {
                 Side::Subject(subject) => (std::env::current_exe()?, *subject),
-                Side::Binary(path) => (path.clone(), self.run),
+                Side::Binary(path) => (path.clone(), run),
                 Side::Revision(revision) => {
                     let program = binary_of_revision(revision, &builds_folder()?, |said| output.note(said));
-                    (program.map_err(|error| Failure::Environment(error.to_string()))?, self.run)
+                    (program.map_err(|error| Failure::Environment(error.to_string()))?, run)
                 }
                 Side::Record(_) => return Err(Failure::Usage("a record cannot be run".to_owned())),
             })
         };
-        let (a, b) = (side(&self.a, output)?, side(&self.b, output)?);
-        let problems = self.problems(matches!(b.1, Subject::Cuda(_)))?;
         let options = self.options();
-        let mut rows = Vec::new();
+        let subject = |side: &Side| if let Side::Subject(subject) = side { *subject } else { run };
+        let is_gpu = matches!(subject(&self.b), Subject::Cuda(_));
+        let problems = self.problems(is_gpu)?;
         // Where a program lies is nobody's business.
         let label = |side: &Side| match side {
             Side::Binary(path) => format!("bin:{}", path.file_name().unwrap_or_default().to_string_lossy()),
             other => other.to_string(),
         };
-        let (mut name_a, mut name_b) = (label(&self.a), label(&self.b));
-        for (index, problem) in problems.iter().enumerate() {
-            let go_on = progress(output, index, problems.len(), problem);
-            let (row, builds) = compare_workers([&a.0, &b.0], [a.1, b.1], problem, &options, go_on).map_err(failure)?;
-            rows.push(row);
-            name_a = format!("{} ({})", label(&self.a), builds[0].short());
-            name_b = format!("{} ({})", label(&self.b), builds[1].short());
-            if interrupt::requested() {
-                break;
+        let kept = Mutex::new(Comparison { a: label(&self.a), b: label(&self.b), rows: Vec::new() });
+        let work = || {
+            let (a, b) = (side(&self.a)?, side(&self.b)?);
+            for (index, problem) in problems.iter().enumerate() {
+                if interrupt::requested() {
+                    break;
+                }
+                let go_on = progress(output, index, problems.len(), problem);
+                let compared = compare_workers([&a.0, &b.0], [a.1, b.1], problem, &options, go_on);
+                let (row, builds) = match compared {
+                    // Ctrl-C reaches the workers too.
+                    Err(_) if interrupt::requested() => break,
+                    compared => compared.map_err(failure)?,
+                };
+                let mut kept = interrupt::aside(&kept);
+                kept.rows.push(row);
+                kept.a = format!("{} ({})", label(&self.a), builds[0].short());
+                kept.b = format!("{} ({})", label(&self.b), builds[1].short());
             }
-        }
-        let gpu = if matches!(b.1, Subject::Cuda(_)) { Some(open_gpu()?) } else { None };
-        let left = problems.len() - rows.len();
-        Ok((Comparison { a: name_a, b: name_b, rows }, machine(b.1, gpu.as_ref(), None)?, left))
+            Ok(())
+        };
+        interrupt::abandonable(output, work, |_| {
+            let gpu = if is_gpu { Some(open_gpu()?) } else { None };
+            let machine = machine(subject(&self.b), gpu.as_ref(), None)?;
+            self.conclude(&interrupt::aside(&kept), machine, problems.len(), output)
+        })
     }
 
     fn problems(&self, is_gpu: bool) -> Result<Vec<Workload>, Failure> {
         let types = self.dtype.unwrap_or(super::one_type(if is_gpu { DType::F16 } else { DType::F32 }));
-        let one = |shape: &str| Ok(vec![super::computable_problem(shape, types, &self.mask)?]);
+        let mask = self.mask.as_deref().unwrap_or("full");
+        let one = |shape: &str| Ok(vec![super::computable_problem(shape, types, mask)?]);
         let all = |suite: BenchSuite| super::suite_of_types(suite.problems(types.query), types);
-        match (&self.shape, self.suite) {
+        match (&self.shape, self.suite.unwrap_or(SuiteName::One)) {
             (Some(shape), _) => one(shape),
             (None, SuiteName::One) => one("1x8x512x64"),
             (None, SuiteName::Quick) => all(BenchSuite::Quick),
@@ -253,8 +298,18 @@ impl Compare {
         }
     }
 
-    /// The verdicts in words, and how the command ends.
-    fn conclude(&self, comparison: &Comparison, of: usize, output: &mut Output) -> Result<Ending, Failure> {
+    /// The record, the table, the verdicts in words, and how the command ends.
+    fn conclude(
+        &self,
+        comparison: &Comparison,
+        machine: Machine,
+        of: usize,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
+        if let Some(file) = &self.record {
+            write_record(file, machine, comparison.clone())?;
+        }
+        output.table(&table(comparison), self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             for ComparedRow { b, conclusion, .. } in &comparison.rows {
                 output.verdict(printable(&format!("{}: {}", b.problem, sentence(comparison, conclusion))))?;
@@ -341,12 +396,7 @@ fn open_gpu() -> Result<Gpu, Failure> {
 }
 
 /// Shows the progress, and stops when somebody presses Ctrl-C.
-fn progress<'a>(
-    output: &'a mut Output,
-    index: usize,
-    of: usize,
-    problem: &Workload,
-) -> impl FnMut(Progress) -> bool + 'a {
+fn progress<'a>(output: &'a Output, index: usize, of: usize, problem: &Workload) -> impl FnMut(Progress) -> bool + 'a {
     let name = format!("{} {}", problem.shape(), mask_text(problem.mask));
     move |progress: Progress| {
         output.progress(index, of, &format!("{name}: {} rounds, {:.0} s", progress.rounds, progress.seconds));

@@ -18,7 +18,7 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let mut text = Vec::new();
         generate(self.shell, &mut crate::Arguments::command(), "flashcore", &mut text);
         output.line(String::from_utf8_lossy(&text).trim_end())?;

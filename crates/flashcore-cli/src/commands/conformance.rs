@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use flashcore_bench::testkit::conformance::{
-    CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, SCHEMA,
-    Scalar, Tolerance, cases_of, check, fit_sums, replay_while,
+    CaseOutcome, CaseRecord, Disagreement, ExecuteError, Executor, Header, Invocation, Record, RecordError, Replay,
+    SCHEMA, Scalar, SumFit, Tolerance, cases_of, check, fit_sums, replay_while,
 };
 use flashcore_bench::util::printable::printable;
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
@@ -51,7 +52,7 @@ pub(crate) struct Conformance {
 }
 
 impl Conformance {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         match &self.replay {
             Some(file) => self.replay(output, file),
@@ -59,9 +60,19 @@ impl Conformance {
         }
     }
 
-    fn conduct(&self, output: &mut Output) -> Result<Ending, Failure> {
+    fn conduct(&self, output: &Output) -> Result<Ending, Failure> {
         let environment = |error: CudaError| Failure::Environment(error.to_string());
-        let device = Driver::load().and_then(|driver| driver.device(0)).map_err(environment)?;
+        let device = Driver::load().and_then(|driver| driver.device(0)).map_err(|error| {
+            // The driver's own advice is to compute on the CPU, which conforms to nothing.
+            let said = match &error {
+                CudaError::NoDriver { reason } => format!("no NVIDIA driver: {reason}"),
+                error => error.to_string(),
+            };
+            Failure::Environment(format!(
+                "{said}; run this where there is a GPU, or compare the simulator with the record of one: \
+                 flashcore conformance --replay results/conformance/h200.json"
+            ))
+        })?;
         let target = device.specific_arch().map_err(environment)?;
         let context = Context::new(&device).map_err(environment)?;
         // In memory: hundreds of kernels that nobody asks for again.
@@ -121,17 +132,23 @@ impl Conformance {
     }
 
     /// The numbers of bits that repeat the sums of a record.
-    fn sums(&self, output: &mut Output, record: &Record) -> Result<Ending, Failure> {
+    fn sums(&self, output: &Output, record: &Record) -> Result<Ending, Failure> {
         /// From fewer bits than 8-bit floats are said to keep to more than `f32` has.
         const TRIED: core::ops::RangeInclusive<u32> = 8..=30;
-        let fits = fit_sums(record, TRIED).map_err(|error| Failure::Environment(error.to_string()))?;
+        let work = || fit_sums(record, TRIED).map_err(|error| Failure::Environment(error.to_string()));
+        interrupt::abandonable(output, work, |fits| {
+            fits.map_or(Ok(Ending::Interrupted), |fits| self.show_sums(output, &fits))
+        })
+    }
+
+    fn show_sums(&self, output: &Output, fits: &[SumFit]) -> Result<Ending, Failure> {
         let mut table = Table::new(&[
             column("product", "product"),
             column("sums", "sums"),
             column("bits kept", "bits"),
             column("differing", "differing"),
         ]);
-        for fit in &fits {
+        for fit in fits {
             let (bits, differing) = fit.best();
             table.push(vec![
                 Cell::from(&*fit.product),
@@ -145,7 +162,7 @@ impl Conformance {
         Ok(if repeated { Ending::Well } else { Ending::Failed })
     }
 
-    fn replay(&self, output: &mut Output, file: &Path) -> Result<Ending, Failure> {
+    fn replay(&self, output: &Output, file: &Path) -> Result<Ending, Failure> {
         let shown = file.display();
         let json = std::fs::read_to_string(file).map_err(|error| {
             Failure::Usage(format!(
@@ -159,17 +176,36 @@ impl Conformance {
             return self.sums(output, &record);
         }
         let count = record.cases.len();
-        let replayed = match replay_while(&record, |index, name| {
-            output.progress(index, count, name);
-            !interrupt::requested()
-        }) {
-            Ok(replayed) => replayed,
-            // The simulator stopped, or a case broke a rule: the suite is at fault, not the file.
-            Err(error) => {
-                output.complain(&error.to_string());
-                return Ok(Ending::Failed);
-            }
+        let done = AtomicUsize::new(0);
+        let work = || {
+            Ok(replay_while(&record, |index, name| {
+                done.store(index, Ordering::Relaxed);
+                output.progress(index, count, name);
+                !interrupt::requested()
+            }))
         };
+        interrupt::abandonable(output, work, |replayed| match replayed {
+            Some(Ok(replayed)) => self.show_replay(output, &record, target, &replayed),
+            // The simulator stopped, or a case broke a rule: the suite is at fault, not the file.
+            Some(Err(error)) => {
+                output.complain(&error.to_string());
+                Ok(Ending::Failed)
+            }
+            None => {
+                let done = done.load(Ordering::Relaxed);
+                output.note(&format!("{done} cases replayed{}", interrupt::left_out(done, count)));
+                Ok(Ending::Interrupted)
+            }
+        })
+    }
+
+    fn show_replay(
+        &self,
+        output: &Output,
+        record: &Record,
+        target: Arch,
+        replayed: &Replay,
+    ) -> Result<Ending, Failure> {
         let disagreeing: Vec<&str> = replayed.disagreements.iter().map(case_of).collect();
         let mut tally = Tally::default();
         for case in cases_of(target) {
@@ -194,7 +230,7 @@ impl Conformance {
 
     fn report(
         &self,
-        output: &mut Output,
+        output: &Output,
         tally: &Tally,
         complaints: &[String],
         title: &str,

@@ -36,7 +36,7 @@ pub(crate) struct Doctor {
 }
 
 impl Doctor {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         if self.first_call_probe {
             output.line(first_call::probe().map_err(Failure::Environment)?.to_string())?;
             return Ok(Ending::Well);
@@ -56,7 +56,7 @@ impl Doctor {
         Ok(if failed { Ending::Failed } else { Ending::Well })
     }
 
-    fn show(&self, output: &mut Output, sections: &[Section]) -> Result<(), Failure> {
+    fn show(&self, output: &Output, sections: &[Section]) -> Result<(), Failure> {
         if self.format == Format::Json {
             let pairs = sections.iter().map(|section| (section.key.to_owned(), section.value.clone()));
             let text = format!("{:#}", Value::Object(pairs.collect::<Map<_, _>>()));

@@ -90,7 +90,7 @@ fn failure(error: ExperimentError) -> Failure {
 }
 
 impl Experiments {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         if !matches!(self.action, Action::New { .. }) && !self.folder.is_dir() {
             let folder = self.folder.display();
             return Err(Failure::Usage(format!(
@@ -151,13 +151,13 @@ impl Experiments {
         write_file(&self.folder.join(format!("{name}.toml")), experiment.to_toml().as_bytes())
     }
 
-    fn show(&self, name: &str, output: &mut Output) -> Result<Ending, Failure> {
+    fn show(&self, name: &str, output: &Output) -> Result<Ending, Failure> {
         let experiment = find(&self.folder, name).map_err(failure)?;
         let evidence = experiment.evidence(&self.folder);
         if matches!(self.format, Format::Table | Format::Markdown) {
             let hours = experiment.hours.map_or(String::new(), |hours| format!(", {hours} hours"));
             // What is in the file is one line each, whatever it holds.
-            let mut line = |text: String| output.line(printable(&text));
+            let line = |text: String| output.line(printable(&text));
             line(format!("{} ({}{hours})", experiment.title, experiment.date))?;
             line(format!("hypothesis: {}", experiment.hypothesis))?;
             line(format!("predicted: {:+} % change of the time of {}", experiment.predicted_percent, experiment.a))?;
@@ -193,7 +193,7 @@ impl Experiments {
         Ok(if is_changed { Ending::Failed } else { Ending::Well })
     }
 
-    fn repeat(&self, name: &str, write: bool, output: &mut Output) -> Result<Ending, Failure> {
+    fn repeat(&self, name: &str, write: bool, output: &Output) -> Result<Ending, Failure> {
         let experiment = find(&self.folder, name).map_err(failure)?;
         let folder = TemporaryFolder::new("experiment")?;
         let file = folder.path().join("comparison.json");
@@ -227,10 +227,10 @@ impl Experiments {
     }
 }
 
-/// Waits for a comparison. A Ctrl-C of the terminal reaches it as well, and it ends after its current step; one that has
-/// not heard of it is ended.
+/// Waits for a comparison. A Ctrl-C of the terminal reaches it as well, and it ends within a second; one that has not
+/// heard of it is ended.
 fn wait(mut child: Child) -> io::Result<ExitStatus> {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const PATIENCE: Duration = Duration::from_millis(700);
     let mut requested: Option<Instant> = None;
     loop {
         if let Some(status) = child.try_wait()? {

@@ -1,6 +1,7 @@
 //! `flashcore ladder`: what each optimization step gains.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::ladder::{Gain, Ground, Ladder, Ladders, Standing, picture, steps, walk};
@@ -46,7 +47,7 @@ pub(crate) struct LadderCommand {
     #[arg(long, default_value_t = reference_gpu::ARCH)]
     arch: Arch,
     /// Show a record instead of running anything
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "shape", "dtype", "mask", "arch"])]
     from: Option<PathBuf>,
     /// Write a JSON record with everything that was measured
     #[arg(long, value_name = "FILE")]
@@ -71,16 +72,24 @@ enum BackendName {
 }
 
 impl LadderCommand {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let written: Vec<&Path> = [&self.record, &self.svg].into_iter().filter_map(Option::as_deref).collect();
         refuse_overwriting(self.from.as_deref().as_slice(), &written)?;
-        let (machine, ladders, left_out) = match &self.from {
-            Some(file) => {
-                let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
-                (record.origin.machine, record.content.ladders, String::new())
-            }
-            None => self.walk(output)?,
-        };
+        if let Some(file) = &self.from {
+            let record = Record::<Ladders>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
+            return self.conclude(record.origin.machine, record.content.ladders, "", output);
+        }
+        self.walk(output)
+    }
+
+    /// Shows, draws and records ladders, and says what was left out of them.
+    fn conclude(
+        &self,
+        machine: Machine,
+        ladders: Vec<Ladder>,
+        left_out: &str,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
         if matches!(self.format, Format::Table | Format::Markdown) {
             for ladder in &ladders {
                 self.show(output, ladder)?;
@@ -109,8 +118,7 @@ impl LadderCommand {
         Ok(Ending::Interrupted)
     }
 
-    /// The machine, the ladders, and what Ctrl-C left out.
-    fn walk(&self, output: &mut Output) -> Result<(Machine, Vec<Ladder>, String), Failure> {
+    fn walk(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         if !self.dtype.are_same() {
             return Err(Failure::Usage(format!(
@@ -150,29 +158,38 @@ impl LadderCommand {
                 (Ground::Gpu(gpu, ceilings), arch, device.attributes.num_sms, machine)
             }
         };
-        let mut ladders = Vec::new();
-        let (mut done, mut of) = (0, 0);
-        for problem in &problems {
-            let steps = steps(problem, heuristics::select(problem, Target::new(arch, num_sms)), arch, num_sms);
-            of += steps.len();
-            if interrupt::requested() {
-                continue;
+        let steps_of = |problem| steps(problem, heuristics::select(problem, Target::new(arch, num_sms)), arch, num_sms);
+        let of = problems.iter().map(|problem| steps_of(problem).len()).sum();
+        let kept: Mutex<Vec<Ladder>> = Mutex::default();
+        let work = || {
+            for (index, problem) in problems.iter().enumerate() {
+                let steps = steps_of(problem);
+                let go_on = |ladder: &Ladder| {
+                    let number = ladder.rungs.len();
+                    let mut kept = interrupt::aside(&kept);
+                    kept.truncate(index);
+                    kept.push(ladder.clone());
+                    if let Some(step) = steps.get(number) {
+                        output.progress(number, steps.len(), &format!("{problem}: {}", step.name));
+                    }
+                    !interrupt::requested()
+                };
+                walk(problem, &steps, ground, go_on).map_err(|error| Failure::Environment(error.to_string()))?;
             }
-            let ladder = walk(problem, &steps, ground, |number, step| {
-                output.progress(number, steps.len(), &format!("{problem}: {}", step.name));
-                !interrupt::requested()
-            });
-            let ladder = ladder.map_err(|error| Failure::Environment(error.to_string()))?;
-            done += ladder.rungs.len();
+            Ok(())
+        };
+        interrupt::abandonable(output, work, |_| {
+            let mut ladders = std::mem::take(&mut *interrupt::aside(&kept));
             // A ladder without a step says nothing.
-            ladders.extend(Some(ladder).filter(|ladder| !ladder.rungs.is_empty()));
-        }
-        let left_out = interrupt::left_out(done, of);
-        let left_out = if left_out.is_empty() { left_out } else { format!("{done} run{left_out}") };
-        Ok((machine, ladders, left_out))
+            ladders.retain(|ladder| !ladder.rungs.is_empty());
+            let done = ladders.iter().map(|ladder| ladder.rungs.len()).sum();
+            let left_out = interrupt::left_out(done, of);
+            let left_out = if left_out.is_empty() { left_out } else { format!("{done} run{left_out}") };
+            self.conclude(machine, ladders, &left_out, output)
+        })
     }
 
-    fn show(&self, output: &mut Output, ladder: &Ladder) -> Result<(), Failure> {
+    fn show(&self, output: &Output, ladder: &Ladder) -> Result<(), Failure> {
         let floor = match (ladder.floor_seconds, &ladder.bound_by) {
             (Some(seconds), Some(bound)) => format!("; floor {:.2} us, bound by {bound}", seconds * 1e6),
             _ => String::new(),

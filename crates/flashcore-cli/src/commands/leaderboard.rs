@@ -30,9 +30,9 @@ pub(crate) struct LeaderboardCommand {
     /// The file of the leaderboard
     #[arg(long, global = true, value_name = "FILE", default_value = "results/leaderboard.json")]
     file: PathBuf,
-    /// The directory of experiments, which are listed below the leaders
-    #[arg(long, global = true, value_name = "DIR", default_value = "experiments")]
-    experiments: PathBuf,
+    /// The directory of experiments, which are listed below the leaders [default: experiments]
+    #[arg(long, global = true, value_name = "DIR")]
+    experiments: Option<PathBuf>,
     /// The output format
     #[arg(long, global = true, value_enum, default_value_t)]
     format: Format,
@@ -70,7 +70,15 @@ enum Action {
 }
 
 impl LeaderboardCommand {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
+        if let (Some(folder), Some(Action::Promote { .. } | Action::Check { .. } | Action::History { .. })) =
+            (&self.experiments, &self.action)
+        {
+            return Err(Failure::Usage(format!(
+                "--experiments {}: experiments are listed below the leaders, by `flashcore leaderboard show`; leave it out",
+                folder.display()
+            )));
+        }
         let board = read(&self.file)?;
         match &self.action {
             None | Some(Action::Show) => self.show(&board, output),
@@ -80,7 +88,7 @@ impl LeaderboardCommand {
         }
     }
 
-    fn show(&self, board: &Leaderboard, output: &mut Output) -> Result<Ending, Failure> {
+    fn show(&self, board: &Leaderboard, output: &Output) -> Result<Ending, Failure> {
         output.table(&promotions(&board.leaders()), self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             if board.promotions.is_empty() {
@@ -89,16 +97,17 @@ impl LeaderboardCommand {
                     self.file.display()
                 ))?;
             }
-            let tried = experiments::list(&self.experiments).map_err(|error| Failure::Usage(error.to_string()))?;
+            let folder = self.experiments.as_deref().unwrap_or(Path::new("experiments"));
+            let tried = experiments::list(folder).map_err(|error| Failure::Usage(error.to_string()))?;
             if !tried.is_empty() {
                 output.line("\nExperiments:")?;
-                output.table(&super::experiments::table(&tried, &self.experiments), self.format)?;
+                output.table(&super::experiments::table(&tried, folder), self.format)?;
             }
         }
         Ok(Ending::Well)
     }
 
-    fn promote(&self, mut board: Leaderboard, file: &Path, output: &mut Output) -> Result<Ending, Failure> {
+    fn promote(&self, mut board: Leaderboard, file: &Path, output: &Output) -> Result<Ending, Failure> {
         refuse_overwriting(&[file], &[&self.file])?;
         let usage = |error: flashcore_bench::lab::record::RecordError| Failure::Usage(error.to_string());
         let (candidate, machine) = if sniff(file) == Some(Kind::Comparison) {
@@ -128,7 +137,7 @@ impl LeaderboardCommand {
         }
     }
 
-    fn check(&self, board: &Leaderboard, file: &Path, tolerance: f64, output: &mut Output) -> Result<Ending, Failure> {
+    fn check(&self, board: &Leaderboard, file: &Path, tolerance: f64, output: &Output) -> Result<Ending, Failure> {
         let record = Record::<Measurements>::read(file).map_err(|error| Failure::Usage(error.to_string()))?;
         let checked = check(board, &record, tolerance);
         if checked.is_empty() {
@@ -177,7 +186,7 @@ impl LeaderboardCommand {
         board: &Leaderboard,
         shape: Option<&str>,
         svg: Option<&Path>,
-        output: &mut Output,
+        output: &Output,
     ) -> Result<Ending, Failure> {
         let mut places = board.places();
         places.retain(|place| shape.is_none_or(|shape| place.problem.shape == shape));

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use flashcore_bench::lab::microbench::{Conversion, MicroGpu, Microbenchmark, Product, simulate};
 use flashcore_bench::lab::peak::working_threads;
 use flashcore_bench::lab::record::Machine;
+use flashcore_bench::testkit::Workload;
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_problem::DTypes;
 
@@ -30,8 +31,9 @@ pub(crate) struct Microbench {
     #[arg(long, value_enum, default_value_t = BackendName::Auto)]
     backend: BackendName,
     /// The decode whose memory floor stands beside conversions, in element types bf16 kv e4m3
-    #[arg(long, default_value = "8x32/8x1,8192x128")]
-    shape: String,
+    /// [default: 8x32/8x1,8192x128]
+    #[arg(long)]
+    shape: Option<String>,
     /// Write a JSON record with the machine and every sample
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -50,18 +52,42 @@ enum BackendName {
     Sim,
 }
 
+/// The decode, where the command line names none.
+const DECODE: &str = "8x32/8x1,8192x128";
+
 impl Microbench {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         let types: DTypes = "bf16 kv e4m3".parse().map_err(|error| Failure::Usage(format!("{error}")))?;
-        let decode = super::problem(&self.shape, types, "full")?;
+        let decode = super::problem(self.shape.as_deref().unwrap_or(DECODE), types, "full")?;
         let gpu = match self.backend {
             BackendName::Sim => None,
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Auto => Gpu::open(0).ok(),
         };
+        if let (Some(shape), None) = (&self.shape, &gpu) {
+            return Err(Failure::Usage(format!(
+                "--shape {shape} is the decode that a GPU's memory bounds; the simulator has no times: leave it out"
+            )));
+        }
+        let work = || self.found(&decode, gpu.as_ref(), output);
+        interrupt::abandonable(output, work, |found| {
+            let Some((found, machine)) = found else {
+                output.note("interrupted before all was measured; nothing is written");
+                return Ok(Ending::Interrupted);
+            };
+            self.conclude(found, machine, output)
+        })
+    }
+
+    fn found(
+        &self,
+        decode: &Workload,
+        gpu: Option<&Gpu>,
+        output: &Output,
+    ) -> Result<(Microbenchmark, Machine), Failure> {
         let environment = |error: &dyn std::error::Error| Failure::Environment(error.to_string());
-        let (found, machine) = if let Some(gpu) = &gpu {
+        if let Some(gpu) = gpu {
             let micro = MicroGpu::new(gpu).map_err(|error| environment(&error))?;
             let (mut done, of) = (0, Conversion::all().count() + Product::ALL.len());
             let progress = |what: &str| {
@@ -69,17 +95,20 @@ impl Microbench {
                 done += 1;
                 !interrupt::requested()
             };
-            let found = micro.measure(&decode, progress).map_err(|error| environment(&error))?;
+            let found = micro.measure(decode, progress).map_err(|error| environment(&error))?;
             let device = gpu.device().context().ok_or_else(|| Failure::Environment("no GPU".to_owned()))?.device();
-            (found, Machine::gpu(device, None))
+            Ok((found, Machine::gpu(device, None)))
         } else {
             if self.backend == BackendName::Auto {
                 output.note("no usable GPU (`flashcore doctor` says why); the simulator judges and counts");
             }
             let found = simulate(reference_gpu::ARCH).map_err(|error| environment(&error))?;
             let machine = Machine::cpu("simulator", working_threads(), None);
-            (found, Machine { backend: "sim".to_owned(), ..machine })
-        };
+            Ok((found, Machine { backend: "sim".to_owned(), ..machine }))
+        }
+    }
+
+    fn conclude(&self, found: Microbenchmark, machine: Machine, output: &Output) -> Result<Ending, Failure> {
         self.show(output, &found)?;
         let passed = found.passed();
         if let Some(file) = &self.record {
@@ -94,7 +123,7 @@ impl Microbench {
         })
     }
 
-    fn show(&self, output: &mut Output, found: &Microbenchmark) -> Result<(), Failure> {
+    fn show(&self, output: &Output, found: &Microbenchmark) -> Result<(), Failure> {
         let is_for_people = matches!(self.format, Format::Table | Format::Markdown);
         if is_for_people {
             output.sentence(match &found.decode {

@@ -1,7 +1,9 @@
 //! `flashcore mutants`: planted bugs, and what kills each.
 
+use std::sync::Mutex;
+
 use clap::Args;
-use flashcore_bench::testkit::mutants::{self, Killer, MutantsError, Mutation, Trials};
+use flashcore_bench::testkit::mutants::{self, Fate, Killer, MutantsError, Mutation, Trials};
 
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
@@ -22,8 +24,17 @@ pub(crate) struct Mutants {
     format: Format,
 }
 
+/// Results so far.
+#[derive(Default)]
+struct Kept {
+    /// Clean runs of the unchanged kernels, and the pairs of kernel and problem.
+    trials: Option<(u64, usize)>,
+    /// The fates of the first mutations.
+    fates: Vec<Fate>,
+}
+
 impl Mutants {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let wanted = |mutation: &&Mutation| self.only.as_ref().is_none_or(|only| mutation.name.contains(only.as_str()));
         let mutations: Vec<Mutation> = mutants::all().filter(wanted).copied().collect();
         if mutations.is_empty() {
@@ -35,33 +46,41 @@ impl Mutants {
             )));
         }
         interrupt::watch();
-        let trials = match Trials::prepare(&mutations, |done, count, what| {
-            output.progress(done, count, &format!("unchanged: {what}"));
-            !interrupt::requested()
-        }) {
-            Ok(Some(trials)) => trials,
-            Ok(None) => {
-                output.table(&table(), self.format)?;
-                if matches!(self.format, Format::Table | Format::Markdown) {
-                    output.line(format!("0 mutants{}", interrupt::left_out(0, mutations.len())))?;
+        let kept = Mutex::new(Kept::default());
+        let work = || {
+            let trials = match Trials::prepare(&mutations, |done, count, what| {
+                output.progress(done, count, &format!("unchanged: {what}"));
+                !interrupt::requested()
+            }) {
+                Ok(Some(trials)) => trials,
+                Ok(None) => return Ok(Ok(())),
+                Err(error) => return Ok(Err(error)),
+            };
+            interrupt::aside(&kept).trials = Some((trials.passed(), trials.count()));
+            for (index, mutation) in mutations.iter().enumerate() {
+                if interrupt::requested() {
+                    break;
                 }
-                return Ok(Ending::Interrupted);
+                output.progress(index, mutations.len(), mutation.name);
+                match trials.fate(*mutation) {
+                    Ok(fate) => interrupt::aside(&kept).fates.push(fate),
+                    Err(error) => return Ok(Err(error)),
+                }
             }
-            Err(error) => return Ok(failed(output, &error)),
+            Ok(Ok(()))
         };
+        interrupt::abandonable(output, work, |worked| match worked {
+            Some(Err(error)) => Ok(failed(output, &error)),
+            Some(Ok(())) | None => self.show(&mutations, &std::mem::take(&mut *interrupt::aside(&kept)), output),
+        })
+    }
+
+    fn show(&self, mutations: &[Mutation], kept: &Kept, output: &Output) -> Result<Ending, Failure> {
         let mut table = table();
-        let mut done = 0;
+        let done = kept.fates.len();
         let mut counts = [0usize; 4];
         let mut survivors = Vec::new();
-        for (index, mutation) in mutations.iter().enumerate() {
-            if interrupt::requested() {
-                break;
-            }
-            output.progress(index, mutations.len(), mutation.name);
-            let fate = match trials.fate(*mutation) {
-                Ok(fate) => fate,
-                Err(error) => return Ok(failed(output, &error)),
-            };
+        for (mutation, fate) in mutations.iter().zip(&kept.fates) {
             let killers = [Killer::Verifier, Killer::Fault, Killer::Gate, Killer::Counters];
             let marks = killers.map(|killer| fate.killed.as_ref().is_some_and(|kill| kill.by == killer));
             for (count, mark) in counts.iter_mut().zip(marks) {
@@ -78,15 +97,16 @@ impl Mutants {
             row.extend(marks.map(|mark| Cell::from(if mark { "killed" } else { "" })));
             row.push(Cell::from(report));
             table.push(row);
-            done += 1;
         }
         output.table(&table, self.format)?;
         if matches!(self.format, Format::Table | Format::Markdown) {
             let [verifier, simulator, gate, counters] = counts;
+            let Some((passed, count)) = kept.trials else {
+                output.line(format!("0 mutants{}", interrupt::left_out(0, mutations.len())))?;
+                return Ok(Ending::Interrupted);
+            };
             output.line(format!(
-                "\nunchanged kernels: {} clean runs ({} pairs of kernel and problem, two to eight orders of warps each)",
-                trials.passed(),
-                trials.count()
+                "\nunchanged kernels: {passed} clean runs ({count} pairs of kernel and problem, two to eight orders of warps each)"
             ))?;
             output.line(format!(
                 "{done} mutants: {verifier} killed by the verifier, {simulator} by a fault in the simulator, {gate} by the gate, {counters} by counters; {} survived{}",
@@ -114,7 +134,7 @@ fn table() -> Table {
     ])
 }
 
-fn failed(output: &mut Output, error: &MutantsError) -> Ending {
+fn failed(output: &Output, error: &MutantsError) -> Ending {
     output.complain(&error.to_string());
     Ending::Failed
 }

@@ -1,6 +1,7 @@
 //! `flashcore profile`: counters of a kernel, and what limits it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use clap::Args;
 use flashcore_bench::lab::peak::working_threads;
@@ -51,7 +52,7 @@ pub(crate) struct ProfileCommand {
     #[arg(long)]
     cold: bool,
     /// Read what an earlier profile exported (.csv) instead of running anything; needs --kernel and one --shape
-    #[arg(long, value_name = "FILE", requires = "kernel")]
+    #[arg(long, value_name = "FILE", requires = "kernel", conflicts_with_all = ["cold", "ncu", "out"])]
     import: Option<PathBuf>,
     /// The path of ncu
     #[arg(long, value_name = "PATH", default_value = "ncu")]
@@ -81,10 +82,17 @@ struct Launched {
 }
 
 impl ProfileCommand {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
         let read: Vec<&Path> = [&self.gates, &self.import].into_iter().filter_map(Option::as_deref).collect();
         refuse_overwriting(&read, self.record.as_deref().as_slice())?;
+        if self.import.is_some() && (self.shape.len() > 1 || self.kernel.len() > 1) {
+            return Err(Failure::Usage(format!(
+                "--import reads one launch, and {} kernels on {} problems are named; give one --kernel and one --shape",
+                self.kernel.len(),
+                self.shape.len()
+            )));
+        }
         let gates = match &self.gates {
             Some(file) => Gates::read(file).map_err(|error| Failure::Usage(error.to_string()))?,
             None => Gates::default(),
@@ -101,27 +109,48 @@ impl ProfileCommand {
             ));
         }
         let gpu = gpu.and_then(Result::ok);
-        let mut rows = Vec::new();
-        for problem in self.problems()? {
-            for config in self.configs(&problem, gpu.as_ref())? {
-                if interrupt::requested() {
-                    break;
-                }
-                output.progress(
-                    rows.len(),
-                    self.shape.len() * self.kernel.len().max(1),
-                    &format!("{config} {}", problem.shape()),
-                );
-                let mut row = self.profile(&problem, config, gpu.as_ref(), &device)?;
-                gates.apply(&row.kernel, &mut row.metrics);
-                if matches!(self.format, Format::Table | Format::Markdown) {
-                    self.show(&row, output)?;
-                }
-                rows.push(row);
-            }
+        if let (true, None, None) = (self.cold, &gpu, &self.import) {
+            return Err(Failure::Usage(
+                "--cold has ncu flush the caches of a GPU, and there is none here; leave it out".to_owned(),
+            ));
         }
+        let kept = Mutex::new(Vec::new());
+        let of = self.shape.len() * self.kernel.len().max(1);
+        let work = || {
+            let mut done = 0;
+            for problem in self.problems()? {
+                for config in self.configs(&problem, gpu.as_ref())? {
+                    if interrupt::requested() {
+                        return Ok(());
+                    }
+                    output.progress(done, of, &format!("{config} {}", problem.shape()));
+                    let mut row = self.profile(&problem, config, gpu.as_ref(), &device)?;
+                    gates.apply(&row.kernel, &mut row.metrics);
+                    if matches!(self.format, Format::Table | Format::Markdown) {
+                        self.show(&row, output)?;
+                    }
+                    interrupt::aside(&kept).push(row);
+                    done += 1;
+                }
+            }
+            Ok(())
+        };
+        interrupt::abandonable(output, work, |_| {
+            let machine = Self::machine(gpu.as_ref(), &device, self.import.is_some());
+            self.conclude(std::mem::take(&mut *interrupt::aside(&kept)), of, machine, output)
+        })
+    }
+
+    /// Shows and records what was profiled.
+    fn conclude(
+        &self,
+        rows: Vec<ProfiledKernel>,
+        of: usize,
+        machine: Machine,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
         let is_well = rows.iter().all(ProfiledKernel::passed);
-        let left_out = interrupt::left_out(rows.len(), self.shape.len() * self.kernel.len().max(1));
+        let left_out = interrupt::left_out(rows.len(), of);
         if !left_out.is_empty() {
             output.note(&format!("{} profiled{left_out}", rows.len()));
         }
@@ -134,9 +163,9 @@ impl ProfileCommand {
             output.table(&all, self.format)?;
         }
         if let Some(file) = &self.record {
-            write_record(file, Self::machine(gpu.as_ref(), &device, self.import.is_some()), Profile { rows })?;
+            write_record(file, machine, Profile { rows })?;
         }
-        Ok(if interrupt::requested() {
+        Ok(if !left_out.is_empty() {
             Ending::Interrupted
         } else if is_well {
             Ending::Well
@@ -256,7 +285,7 @@ impl ProfileCommand {
         Ok(launched)
     }
 
-    fn show(&self, row: &ProfiledKernel, output: &mut Output) -> Result<(), Failure> {
+    fn show(&self, row: &ProfiledKernel, output: &Output) -> Result<(), Failure> {
         output.line(format!("\n{} on {}", row.kernel, row.problem))?;
         if let Some((problem, factor)) = &row.simulated {
             output.line(format!("the simulator executed {problem}; its counters are multiplied by {factor}"))?;

@@ -44,7 +44,7 @@ pub(crate) struct Ptx {
 }
 
 impl Ptx {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let problem = super::problem(&self.shape, self.dtype, &self.mask)?.problem.with_lse(self.lse);
         let arch = self.arch.unwrap_or_else(reference_gpu::arch);
         let config = match &self.kernel {

@@ -47,18 +47,18 @@ pub(crate) struct ReportCommand {
     #[arg(long, value_name = "SUBJECT")]
     errors: Vec<Subject>,
     /// The shape of the problem of --errors
-    #[arg(long, value_name = "SHAPE", default_value = "1x2x512x64")]
+    #[arg(long, value_name = "SHAPE", default_value = "1x2x512x64", requires = "errors")]
     errors_shape: String,
     /// The element type of the problem of --errors, or those of query, key and value, and output, such as 'bf16 kv e4m3'
-    #[arg(long, value_name = "DTYPE", default_value_t = super::one_type(DType::F16))]
+    #[arg(long, value_name = "DTYPE", default_value_t = super::one_type(DType::F16), requires = "errors")]
     errors_dtype: DTypes,
     /// The mask of the problem of --errors
-    #[arg(long, value_name = "MASK", default_value = "causal")]
+    #[arg(long, value_name = "MASK", default_value = "causal", requires = "errors")]
     errors_mask: String,
 }
 
 impl ReportCommand {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let read: Vec<&Path> = self.files.iter().chain([&self.leaderboard]).map(PathBuf::as_path).collect();
         refuse_overwriting(&read, &[&self.out])?;
         let mut sources = Sources { title: self.title.clone(), ..Sources::default() };

@@ -40,10 +40,10 @@ use crate::{Ending, Failure, interrupt};
 )]
 pub(crate) struct Repro {
     /// The backend that computes: the first GPU by default, or the CPU if there is no GPU
-    #[arg(long, value_enum, default_value_t = BackendName::Auto)]
+    #[arg(long, value_enum, default_value_t = BackendName::Auto, conflicts_with = "replay")]
     backend: BackendName,
     /// The problems to verify and measure
-    #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
+    #[arg(long, value_enum, default_value_t = SuiteName::Quick, conflicts_with = "replay")]
     suite: SuiteName,
     /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
     /// [default: f32 on the CPU, f16 on a GPU]
@@ -85,15 +85,29 @@ enum SuiteName {
 const MOST_OUTPUT_BYTES: usize = 1 << 20;
 
 impl Repro {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         interrupt::watch();
-        match &self.replay {
-            Some(file) => replay::run(file, self.seconds, output),
-            None => self.make(output),
+        if let Some(file) = &self.replay {
+            return replay::run(file, self.seconds, output);
         }
+        let work = TemporaryFolder::new("repro")?;
+        let make = || self.make(work.path(), output);
+        interrupt::abandonable(output, make, |made| {
+            if made.is_none() {
+                // The process ends without any destructor.
+                let _ = fs::remove_dir_all(work.path());
+            }
+            match made {
+                Some(ending) if !interrupt::requested() => Ok(ending),
+                _ => {
+                    output.note("stopped; no bundle is written");
+                    Ok(Ending::Interrupted)
+                }
+            }
+        })
     }
 
-    fn make(&self, output: &mut Output) -> Result<Ending, Failure> {
+    fn make(&self, work: &Path, output: &Output) -> Result<Ending, Failure> {
         let program = match &self.build {
             None => std::env::current_exe()?,
             Some(revision) => {
@@ -107,14 +121,12 @@ impl Repro {
             BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
             BackendName::Auto => Gpu::open(0).ok(),
         };
-        let work = TemporaryFolder::new("repro")?;
-        let mut steps = Steps { program, folder: work.path(), commands: Vec::new(), left_out: Vec::new() };
+        let mut steps = Steps { program, folder: work, commands: Vec::new(), left_out: Vec::new() };
         let is_well = self.steps(&mut steps, gpu.is_some(), output)?;
         if interrupt::requested() {
-            output.note("stopped; no bundle is written");
             return Ok(Ending::Interrupted);
         }
-        let bench = Record::<Measurements>::read(&work.path().join("bench.json"))
+        let bench = Record::<Measurements>::read(&work.join("bench.json"))
             .map_err(|error| Failure::Environment(error.to_string()))?;
         let mut files = steps.files()?;
         output.note("computing outputs and kernels for the bundle");
@@ -157,13 +169,15 @@ impl Repro {
     }
 
     /// Looks, verifies, measures, profiles, writes the page. Says whether everything was right.
-    fn steps(&self, steps: &mut Steps<'_>, has_gpu: bool, output: &mut Output) -> Result<bool, Failure> {
+    fn steps(&self, steps: &mut Steps<'_>, has_gpu: bool, output: &Output) -> Result<bool, Failure> {
         let backend = if has_gpu { "cuda" } else { "cpu" };
         let suite = match self.suite {
             SuiteName::Quick => "quick",
             SuiteName::Seeds => "seeds",
         };
         let seconds = self.seconds.to_string();
+        // A GPU makes a fixed number of runs.
+        let seconds: &[&str] = if has_gpu { &[] } else { &["--seconds", &seconds] };
         let mut step = |arguments: &[&str], keep: Option<&str>| {
             if interrupt::requested() {
                 return Ok(false);
@@ -175,7 +189,8 @@ impl Repro {
         let verified =
             step(&["verify", "--backend", backend, "--suite", "seeds", "--record", "verify.json"], Some("verify.txt"))?;
         let types = self.dtype.map(|types| types.to_string());
-        let mut bench = vec!["bench", "--backend", backend, "--suite", suite, "--seconds", &seconds];
+        let mut bench = vec!["bench", "--backend", backend, "--suite", suite];
+        bench.extend(seconds);
         bench.extend(types.iter().flat_map(|types| ["--dtype", types]));
         bench.extend(["--record", "bench.json"]);
         let measured = step(&bench, Some("bench.txt"))?;
@@ -208,12 +223,14 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// Runs a command; what it writes to standard output is kept in a file. Says whether it ended well.
     fn run(&mut self, arguments: &[&str], keep: Option<&str>) -> Result<bool, Failure> {
-        let output = Command::new(&self.program)
+        let child = Command::new(&self.program)
             .args(arguments)
             .current_dir(self.folder)
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .output()?;
+            .spawn()?;
+        let output = interrupt::output_of(child)?;
         self.commands.push(format!("flashcore {}", command_line(arguments)));
         if let Some(name) = keep {
             fs::write(self.folder.join(name), &output.stdout)?;

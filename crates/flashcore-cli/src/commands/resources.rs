@@ -1,5 +1,8 @@
 //! `flashcore resources`: registers, spills, shared memory and occupancy of the kernels.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use clap::Args;
 use flashcore_bench::testkit::resources::{self, ResourcesError, Row};
 use flashcore_bench::testkit::simulate::simulate;
@@ -41,7 +44,7 @@ pub(crate) struct Resources {
 const KERNELS_AT_ONCE: usize = 32;
 
 impl Resources {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let mut architectures = Vec::new();
         for name in &self.arch {
             let one = |name: &str| name.parse().map_err(|error: UnknownArch| Failure::Usage(error.to_string()));
@@ -70,27 +73,38 @@ impl Resources {
             ));
         }
         interrupt::watch();
-        let mut rows: Vec<Row> = Vec::new();
-        for chunk in kernels.chunks(KERNELS_AT_ONCE) {
-            if interrupt::requested() {
-                break;
-            }
-            let (config, _, _, arch) = chunk[0];
-            output.progress(rows.len(), kernels.len(), &format!("{config} on {arch}"));
-            let compiled: Result<Vec<Row>, ResourcesError> = chunk
-                .par_iter()
-                .map(|&(config, head_dim, kind, arch)| resources::row(config, head_dim, kind, arch))
-                .collect();
-            match compiled {
-                Ok(compiled) => rows.extend(compiled),
-                Err(ResourcesError::Ptxas(error)) => return Err(Failure::Environment(error.to_string())),
-                Err(error @ ResourcesError::Verify { .. }) => {
-                    output.complain(&error.to_string());
-                    return Ok(Ending::Failed);
+        let kept = Mutex::new(BTreeMap::new());
+        let work = || {
+            for (chunk, first) in kernels.chunks(KERNELS_AT_ONCE).zip((0..).step_by(KERNELS_AT_ONCE)) {
+                let (config, _, _, arch) = chunk[0];
+                output.progress(first, kernels.len(), &format!("{config} on {arch}"));
+                let compiled = chunk.par_iter().enumerate().try_for_each(|(index, &(config, head_dim, kind, arch))| {
+                    if !interrupt::requested() {
+                        let row = resources::row(config, head_dim, kind, arch)?;
+                        interrupt::aside(&kept).insert(first + index, row);
+                    }
+                    Ok(())
+                });
+                match compiled {
+                    Ok(()) => {}
+                    Err(ResourcesError::Ptxas(error)) => return Err(Failure::Environment(error.to_string())),
+                    Err(error @ ResourcesError::Verify { .. }) => return Ok(Some(error)),
                 }
             }
-        }
-        output.table(&table(&rows), self.format)?;
+            Ok(None)
+        };
+        interrupt::abandonable(output, work, |worked| {
+            if let Some(Some(error)) = worked {
+                output.complain(&error.to_string());
+                return Ok(Ending::Failed);
+            }
+            let rows: Vec<Row> = std::mem::take(&mut *interrupt::aside(&kept)).into_values().collect();
+            self.show(&rows, kernels.len(), output)
+        })
+    }
+
+    fn show(&self, rows: &[Row], of: usize, output: &Output) -> Result<Ending, Failure> {
+        output.table(&table(rows), self.format)?;
         let complaints: Vec<(&Row, &String)> =
             rows.iter().flat_map(|row| row.complaints.iter().map(move |complaint| (row, complaint))).collect();
         if matches!(self.format, Format::Table | Format::Markdown) {
@@ -104,11 +118,11 @@ impl Resources {
                 output.verdict(format!("FAILED {} d{} {kind} on {arch}: {complaint}", row.config, row.head_dim))?;
             }
             let spilling = rows.iter().filter(|row| row.resources.spill_store_bytes > 0).count();
-            let left_out = interrupt::left_out(rows.len(), kernels.len());
+            let left_out = interrupt::left_out(rows.len(), of);
             let (count, complaints) = (rows.len(), complaints.len());
             output.line(format!("{count} kernels, {spilling} with spills, {complaints} complaints{left_out}"))?;
         }
-        if interrupt::requested() && rows.len() < kernels.len() {
+        if interrupt::requested() && rows.len() < of {
             return Ok(Ending::Interrupted);
         }
         Ok(if complaints.is_empty() { Ending::Well } else { Ending::Failed })

@@ -52,7 +52,7 @@ pub(crate) struct Roofline {
     #[arg(long)]
     historic: bool,
     /// A record of `flashcore bench` to draw as points in --svg, or several
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "svg")]
     record: Vec<PathBuf>,
     /// Write a plot as SVG
     #[arg(long, value_name = "FILE")]
@@ -73,7 +73,7 @@ enum SuiteName {
 }
 
 impl Roofline {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let read: Vec<&Path> = self.record.iter().map(PathBuf::as_path).collect();
         refuse_overwriting(&read, self.svg.as_deref().as_slice())?;
         let devices = self.devices()?;
@@ -182,7 +182,7 @@ impl Roofline {
 
 /// The devices that can multiply these types. One that was asked for alone and cannot is an error; of several, those that
 /// cannot are left out.
-fn with_products_of(devices: Vec<RoofDevice>, types: DTypes, output: &mut Output) -> Result<Vec<RoofDevice>, Failure> {
+fn with_products_of(devices: Vec<RoofDevice>, types: DTypes, output: &Output) -> Result<Vec<RoofDevice>, Failure> {
     let (able, unable): (Vec<RoofDevice>, Vec<RoofDevice>) =
         devices.into_iter().partition(|device| device.flops(types).is_some());
     let names = unable.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");

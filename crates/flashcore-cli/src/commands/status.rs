@@ -30,7 +30,7 @@ pub(crate) struct StatusCommand {
 }
 
 impl StatusCommand {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         if !self.results.is_dir() {
             let folder = self.results.display();
             return Err(Failure::Usage(format!(

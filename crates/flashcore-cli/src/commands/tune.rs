@@ -7,6 +7,7 @@ use flashcore::tuning::{machine, problem_class};
 use flashcore_bench::lab::tune::{Found, tune};
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::{Workload, mask_text};
+use flashcore_cuda::Context;
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::tuning::{Tuned, TuningStore};
 use flashcore_problem::{DType, DTypes};
@@ -26,7 +27,7 @@ use crate::{Ending, Failure, interrupt};
 )]
 pub(crate) struct Tune {
     /// The problem: batch x heads[/key heads] x queries[,keys] x dim[+feature]; of FP8, +scales[=tensor|head|sequence|token]
-    #[arg(long, required_unless_present_any = ["list", "forget"])]
+    #[arg(long)]
     shape: Option<String>,
     /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
     #[arg(long, default_value_t = super::one_type(DType::F16))]
@@ -44,10 +45,10 @@ pub(crate) struct Tune {
     #[arg(long)]
     dry_run: bool,
     /// Show the stored results
-    #[arg(long, conflicts_with_all = ["shape", "forget"])]
+    #[arg(long, conflicts_with_all = ["shape", "dtype", "mask", "lse", "seconds", "dry_run", "forget"])]
     list: bool,
     /// Remove the result of one class of problems, as --list names it, or `all`
-    #[arg(long, value_name = "CLASS", conflicts_with = "shape")]
+    #[arg(long, value_name = "CLASS", conflicts_with_all = ["shape", "dtype", "mask", "lse", "seconds", "dry_run"])]
     forget: Option<String>,
     /// The output format
     #[arg(long, value_enum, default_value_t)]
@@ -60,7 +61,7 @@ fn environment(error: impl ToString) -> Failure {
 }
 
 impl Tune {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         let store = || TuningStore::of(&KernelCache::open(CacheOptions::default())).map_err(environment);
         if self.list {
             return self.list(output, &store()?);
@@ -75,28 +76,45 @@ impl Tune {
         let arch = context.device().specific_arch().map_err(environment)?;
         let num_sms = context.device().attributes.num_sms;
         let budget = Duration::from_secs_f64(self.seconds);
-        let found = tune(&gpu, &problem, arch, num_sms, budget, |number, config| {
-            output.progress(number, number + 1, &format!("tried, now {config}"));
-            !interrupt::requested()
-        });
-        let found = match found {
-            Ok(found) => found,
-            Err(_) if interrupt::requested() => {
-                output.note("interrupted before the default config was timed; nothing is stored");
-                return Ok(Ending::Interrupted);
+        let work = || {
+            let found = tune(&gpu, &problem, arch, num_sms, budget, |number, config| {
+                output.progress(number, number + 1, &format!("tried, now {config}"));
+                !interrupt::requested()
+            });
+            match found {
+                Ok(found) => Ok(Some(found)),
+                Err(_) if interrupt::requested() => Ok(None),
+                Err(error) => Err(environment(error)),
             }
-            Err(error) => return Err(environment(error)),
         };
-        self.show(output, &found)?;
+        interrupt::abandonable(output, work, |found| {
+            let Some(found) = found.flatten() else {
+                output.note("interrupted in the middle of a config; nothing is stored");
+                return Ok(Ending::Interrupted);
+            };
+            self.conclude(&problem, context, &found, output)
+        })
+    }
+
+    /// Shows what was found, and stores the fastest.
+    fn conclude(
+        &self,
+        problem: &Workload,
+        context: &Context,
+        found: &Found,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
+        self.show(output, found)?;
         if interrupt::requested() {
             let said =
                 format!("{} configs tried; the search was interrupted, so nothing is stored", found.trials.len());
             self.say(output, &said)?;
             return Ok(Ending::Interrupted);
         }
-        let Found { best, seconds, default, default_seconds, .. } = found;
+        let store = || TuningStore::of(&KernelCache::open(CacheOptions::default())).map_err(environment);
+        let Found { best, seconds, default, default_seconds, .. } = *found;
         let (device, driver) = machine(context);
-        let class = problem_class(&problem);
+        let class = problem_class(problem);
         if best == default {
             self.say(output, &format!("the default, {default}, is the fastest; nothing to store"))?;
             // What an earlier run remembered would stand in its way.
@@ -127,12 +145,20 @@ impl Tune {
     }
 
     fn problem(&self) -> Result<Workload, Failure> {
-        let mut problem = super::computable_problem(self.shape.as_deref().unwrap_or_default(), self.dtype, &self.mask)?;
+        let Some(shape) = &self.shape else {
+            // On a machine without a GPU a shape would not help.
+            Gpu::open(0).map_err(environment)?;
+            return Err(Failure::Usage(
+                "tune needs the problem to tune for: give --shape, such as --shape 1x8x512x64, or --list or --forget"
+                    .to_owned(),
+            ));
+        };
+        let mut problem = super::computable_problem(shape, self.dtype, &self.mask)?;
         problem.problem.lse = self.lse;
         Ok(problem)
     }
 
-    fn show(&self, output: &mut Output, found: &Found) -> Result<(), Failure> {
+    fn show(&self, output: &Output, found: &Found) -> Result<(), Failure> {
         let mut table = Table::new(&[
             column("kernel", "kernel"),
             column("p50 us", "p50_us"),
@@ -157,14 +183,14 @@ impl Tune {
     }
 
     /// A line for people; formats for programs have the table.
-    fn say(&self, output: &mut Output, text: &str) -> Result<(), Failure> {
+    fn say(&self, output: &Output, text: &str) -> Result<(), Failure> {
         if matches!(self.format, Format::Table | Format::Markdown) {
             output.line(text)?;
         }
         Ok(())
     }
 
-    fn list(&self, output: &mut Output, store: &TuningStore) -> Result<Ending, Failure> {
+    fn list(&self, output: &Output, store: &TuningStore) -> Result<Ending, Failure> {
         let all = store.read().map_err(environment)?;
         let mut table = Table::new(&[
             column("class", "class"),
@@ -198,7 +224,7 @@ impl Tune {
     }
 }
 
-fn forget(output: &mut Output, store: &TuningStore, class: &str) -> Result<Ending, Failure> {
+fn forget(output: &Output, store: &TuningStore, class: &str) -> Result<Ending, Failure> {
     if class == "all" {
         let was_there = store.forget_all().map_err(environment)?;
         output.line(if was_there { "removed all stored results" } else { "there was nothing to remove" })?;

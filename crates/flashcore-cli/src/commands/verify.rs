@@ -1,9 +1,11 @@
 //! `flashcore verify`: results judged against plain loops in f64.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::peak::working_threads;
@@ -34,7 +36,6 @@ use crate::{Ending, Failure, interrupt};
 #[command(
     after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Verify {
     /// The backend that computes
     #[arg(long, value_enum, default_value_t = BackendName::Sim)]
@@ -68,40 +69,14 @@ pub(crate) struct Verify {
     /// A single case instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 1x8x512x64, 1x2x300x64+documents or 4x8/2x1,300x64+seqused_k+pages=80x16; of FP8, +scales (a form drawn by the seed) or +scales=tensor, head, sequence or token
     #[arg(long, conflicts_with = "suite")]
     shape: Option<String>,
-    /// The element type of the case, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
-    #[arg(long, default_value_t = super::one_type(DType::F16), requires = "shape")]
-    dtype: DTypes,
-    /// The element type of key and value of the case, e4m3 or e5m2: a KV cache in FP8 [default: as --dtype says]
-    #[arg(long, value_name = "DTYPE", requires = "shape")]
-    kv_dtype: Option<DType>,
-    /// The element type of the output of the case, f16 or bf16 where --dtype is e4m3 [default: as --dtype says]
-    #[arg(long, value_name = "DTYPE", requires = "shape")]
-    out_dtype: Option<DType>,
-    /// Scales for the tensors of the case that are of 8 bits, per tensor, head, sequence or token as the seed says; the same
-    /// as +scales in --shape, which takes a form, as in +scales=head
-    #[arg(long, requires = "shape")]
-    scales: bool,
-    /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
-    #[arg(long, default_value = "full", requires = "shape")]
-    mask: String,
-    /// The seed of the inputs and of the order of warps; with --fuzz the number of the first case
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    of_case: OfCase,
+    /// The seed of the inputs and of the order of warps of --shape; with --fuzz the number of the first case [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
     /// Further runs of each case, which must give the same bits
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeats: usize,
-    /// Compute the log-sum-exp as well
-    #[arg(long, requires = "shape")]
-    lse: bool,
-    /// The log-sum-exp in base 2
-    #[arg(long, requires = "lse")]
-    lse_base2: bool,
-    /// The memory layout of the tensors
-    #[arg(long, value_enum, default_value_t = LayoutName::Bhsd, requires = "shape")]
-    layout: LayoutName,
-    /// Special inputs instead of random ones
-    #[arg(long, value_enum, requires = "shape")]
-    stress: Option<StressName>,
     #[command(flatten)]
     threads: Threads,
     /// Write a JSON record with the counts, the failures and the machine
@@ -110,6 +85,40 @@ pub(crate) struct Verify {
     /// The output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// Options of the single case that --shape gives. Suites and random cases have these choices of their own.
+#[derive(Debug, Args)]
+#[group(requires = "shape", conflicts_with_all = ["suite", "fuzz", "only"], multiple = true)]
+struct OfCase {
+    /// The element type of the case, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16'
+    #[arg(long, default_value_t = super::one_type(DType::F16))]
+    dtype: DTypes,
+    /// The element type of key and value of the case, e4m3 or e5m2: a KV cache in FP8 [default: as --dtype says]
+    #[arg(long, value_name = "DTYPE")]
+    kv_dtype: Option<DType>,
+    /// The element type of the output of the case, f16 or bf16 where --dtype is e4m3 [default: as --dtype says]
+    #[arg(long, value_name = "DTYPE")]
+    out_dtype: Option<DType>,
+    /// Scales for the tensors of the case that are of 8 bits, per tensor, head, sequence or token as the seed says; the same
+    /// as +scales in --shape, which takes a form, as in +scales=head
+    #[arg(long)]
+    scales: bool,
+    /// The mask of the case: full, causal, causal-top-left or window:LEFT,RIGHT
+    #[arg(long, default_value = "full")]
+    mask: String,
+    /// Compute the log-sum-exp as well
+    #[arg(long)]
+    lse: bool,
+    /// The log-sum-exp in base 2
+    #[arg(long, requires = "lse")]
+    lse_base2: bool,
+    /// The memory layout of the tensors
+    #[arg(long, value_enum, default_value_t = LayoutName::Bhsd)]
+    layout: LayoutName,
+    /// Special inputs instead of random ones
+    #[arg(long, value_enum)]
+    stress: Option<StressName>,
 }
 
 /// Value of `--cpu-level`.
@@ -208,6 +217,9 @@ const MOST_FUZZ_CASES: usize = 1_000_000;
 /// Variable with the number of threads of a process.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
+/// Verdicts by the place of the case in the list.
+type Kept = Mutex<BTreeMap<usize, Vec<Judged>>>;
+
 /// Numbers of passed and failed cases, by level where there are levels.
 struct Tally {
     name: String,
@@ -218,9 +230,9 @@ struct Tally {
 }
 
 impl Verify {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         if self.serve {
-            interrupt::watch_quietly();
+            interrupt::end_soon();
         } else {
             interrupt::watch();
         }
@@ -243,16 +255,34 @@ impl Verify {
             let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
             output.note(&format!("{} cases on the CPU at level {}", cases.len(), names.join(", ")));
         }
-        let judged = if self.jobs > 1 && cases.len() > 1 {
-            self.judge_in_processes(&cases, output)?
-        } else {
-            self.judge_here(&cases, &levels, gpu.as_ref(), output)?
+        let kept = Kept::default();
+        let work = || {
+            if self.jobs > 1 && cases.len() > 1 {
+                self.judge_in_processes(&cases, &kept, output)
+            } else {
+                self.judge_here(&cases, &levels, gpu.as_ref(), &kept, output)
+            }
         };
-        let mut tallies: Vec<Tally> = match &levels[..] {
+        interrupt::abandonable(output, work, |_| {
+            let judged: Vec<Vec<Judged>> = std::mem::take(&mut *interrupt::aside(&kept)).into_values().collect();
+            self.conclude(&judged, &cases, &levels, gpu.as_ref(), output)
+        })
+    }
+
+    /// Shows and records what was judged.
+    fn conclude(
+        &self,
+        judged: &[Vec<Judged>],
+        cases: &[Case],
+        levels: &[Level],
+        gpu: Option<&Gpu>,
+        output: &Output,
+    ) -> Result<Ending, Failure> {
+        let mut tallies: Vec<Tally> = match levels {
             [] => vec![Tally::new(String::new())],
             levels => levels.iter().map(|level| Tally::new(format!("cpu {level}: "))).collect(),
         };
-        let cases_by_name = by_name(&cases, &levels);
+        let cases_by_name = by_name(cases, levels);
         let mut table = Table::new(&columns());
         for (level, judged) in judged.iter().flat_map(|levels| levels.iter().enumerate()) {
             table.push(cells(judged, cases_by_name.get(&judged.case)));
@@ -266,9 +296,10 @@ impl Verify {
             write_tallies(output, &tallies, &interrupt::left_out(judged.len(), cases.len()))?;
         }
         if let Some(file) = &self.record {
-            self.write_record(file, &levels, gpu.as_ref(), &tallies, &failed)?;
+            let is_complete = judged.len() == cases.len();
+            self.write_record(file, (levels, gpu), &tallies, &failed, is_complete)?;
         }
-        Ok(if interrupt::requested() {
+        Ok(if interrupt::requested() && judged.len() < cases.len() {
             Ending::Interrupted
         } else if failed.is_empty() {
             Ending::Well
@@ -284,8 +315,9 @@ impl Verify {
         cases: &[Case],
         levels: &[Level],
         gpu: Option<&Gpu>,
-        output: &mut Output,
-    ) -> Result<Vec<Vec<Judged>>, Failure> {
+        kept: &Kept,
+        output: &Output,
+    ) -> Result<(), Failure> {
         let at_once = match self.backend {
             // One by one: each takes most of the memory.
             _ if self.suite == Some(SuiteName::Huge) && self.shape.is_none() && self.fuzz.is_none() => 1,
@@ -293,33 +325,34 @@ impl Verify {
             BackendName::Cpu => CASES_AT_ONCE,
             BackendName::Cuda => GPU_CASES_AT_ONCE,
         };
-        let mut all: Vec<Vec<Judged>> = Vec::new();
-        let mut failed = 0;
-        for chunk in cases.chunks(at_once) {
-            if interrupt::requested() {
-                break;
-            }
-            output.progress(all.len(), cases.len(), &format!("{}, {failed} failed", chunk[0]));
-            let outcomes: Vec<_> = chunk.par_iter().map(|case| judge_case(case, levels, gpu)).collect();
-            // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
-            let refusal = outcomes.iter().flatten().find_map(|(_, outcome)| match &outcome.verdict {
-                Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_))) => Some(refused),
-                _ => None,
-            });
-            if let (Some(_), Some(refused)) = (&self.shape, refusal) {
-                return Err(Failure::Usage(refused.to_string()));
-            }
-            for levels in outcomes {
-                let judged: Vec<_> = levels.iter().map(|(case, outcome)| Judged::new(case, outcome)).collect();
-                failed += judged.iter().filter(|judged| !judged.passed()).count();
-                all.push(judged);
-            }
+        let failed = AtomicUsize::new(0);
+        for (chunk, first) in cases.chunks(at_once).zip((0..).step_by(at_once)) {
+            let failures = failed.load(Ordering::Relaxed);
+            output.progress(first, cases.len(), &format!("{}, {failures} failed", chunk[0]));
+            chunk.par_iter().enumerate().try_for_each(|(index, case)| {
+                if interrupt::requested() {
+                    return Ok(());
+                }
+                let outcomes = judge_case(case, levels, gpu);
+                // A case that the user spelled out and that no kernel takes is a wrong call, not a wrong kernel.
+                let refusal = outcomes.iter().find_map(|(_, outcome)| match &outcome.verdict {
+                    Err(refused @ (NoVerdict::Refused(_) | NoVerdict::RefusedByGpu(_))) => Some(refused),
+                    _ => None,
+                });
+                if let (Some(_), Some(refused)) = (&self.shape, refusal) {
+                    return Err(Failure::Usage(refused.to_string()));
+                }
+                let judged: Vec<_> = outcomes.iter().map(|(case, outcome)| Judged::new(case, outcome)).collect();
+                failed.fetch_add(judged.iter().filter(|judged| !judged.passed()).count(), Ordering::Relaxed);
+                interrupt::aside(kept).insert(first + index, judged);
+                Ok(())
+            })?;
         }
-        Ok(all)
+        Ok(())
     }
 
     /// Has processes of this program judge the cases. They are called as this one was, and so have the same list.
-    fn judge_in_processes(&self, cases: &[Case], output: &mut Output) -> Result<Vec<Vec<Judged>>, Failure> {
+    fn judge_in_processes(&self, cases: &[Case], kept: &Kept, output: &Output) -> Result<(), Failure> {
         // What is computed by several threads is to be verified as such.
         const FEWEST_THREADS: usize = 2;
         let program = std::env::current_exe()?;
@@ -338,18 +371,22 @@ impl Verify {
             failed += judged.iter().filter(|judged| !judged.passed()).count();
             let case = judged.first().map_or("", |judged| &judged.case);
             output.progress(done, cases.len(), &format!("{case}, {failed} failed"));
+            // In the order in which they were done, until all are there.
+            interrupt::aside(kept).insert(done, judged.to_vec());
         };
-        judge_in_processes(jobs, cases, start, interrupt::requested, found)
-            .map_err(|error| Failure::Environment(error.to_string()))
+        let judged = judge_in_processes(jobs, cases, start, interrupt::requested, found)
+            .map_err(|error| Failure::Environment(error.to_string()))?;
+        *interrupt::aside(kept) = judged.into_iter().enumerate().collect();
+        Ok(())
     }
 
     fn write_record(
         &self,
         file: &Path,
-        levels: &[Level],
-        gpu: Option<&Gpu>,
+        (levels, gpu): (&[Level], Option<&Gpu>),
         tallies: &[Tally],
         failed: &[&Judged],
+        is_complete: bool,
     ) -> Result<(), Failure> {
         let threads = working_threads();
         let names = levels.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -362,7 +399,7 @@ impl Verify {
             backend,
             passed: tallies.iter().map(|tally| tally.passed).sum(),
             failed: failed.iter().map(|judged| FailedCase::from(*judged)).collect(),
-            is_complete: !interrupt::requested(),
+            is_complete,
         };
         write_record(file, machine, verification)
     }
@@ -424,6 +461,12 @@ impl Verify {
             BackendName::Sim => Runner::Sim(kernels),
             BackendName::Cuda => Runner::Cuda(kernels),
         };
+        let seed = self.seed.unwrap_or(0);
+        if let (Some(seed), None, None) = (self.seed, &self.shape, self.fuzz) {
+            return Err(Failure::Usage(format!(
+                "--seed {seed}: the cases of a suite have seeds of their own; give it with --shape or --fuzz, or leave it out"
+            )));
+        }
         if let Some(count) = self.fuzz {
             if !(1..=MOST_FUZZ_CASES).contains(&count) {
                 return Err(Failure::Usage(format!(
@@ -431,8 +474,8 @@ impl Verify {
                 )));
             }
             return match self.suite {
-                None => Ok(suites::fuzz(runner, count, self.seed)),
-                Some(SuiteName::Serving) => Ok(suites::fuzz_serving(runner, count, self.seed)),
+                None => Ok(suites::fuzz(runner, count, seed)),
+                Some(SuiteName::Serving) => Ok(suites::fuzz_serving(runner, count, seed)),
                 Some(_) => Err(Failure::Usage(
                     "--fuzz takes the place of a suite; only --suite serving has random cases of its own".to_owned(),
                 )),
@@ -456,15 +499,20 @@ impl Verify {
                 SuiteName::Full => suites::full(runner),
             });
         };
-        let Workload { mut problem, scales } = super::problem(shape, self.dtypes(), &self.mask)?;
-        if self.scales {
+        let Workload { mut problem, scales } = super::problem(shape, self.dtypes(), &self.of_case.mask)?;
+        if self.of_case.scales {
             let types = problem.dtypes();
+            if !types.query.is_float8() && !types.key_value.is_float8() {
+                return Err(Failure::Usage(format!(
+                    "--scales: scales are for tensors of 8 bits, and the case is {types}; give a --dtype such as 'bf16 kv e4m3'"
+                )));
+            }
             problem.q_scale = types.query.is_float8();
             (problem.k_scale, problem.v_scale) = (types.key_value.is_float8(), types.key_value.is_float8());
         }
-        problem.lse = self.lse;
-        problem.lse_form.base = if self.lse_base2 { LseBase::Two } else { LseBase::Natural };
-        problem.layout = match self.layout {
+        problem.lse = self.of_case.lse;
+        problem.lse_form.base = if self.of_case.lse_base2 { LseBase::Two } else { LseBase::Natural };
+        problem.layout = match self.of_case.layout {
             LayoutName::Bhsd => Layout::Bhsd,
             LayoutName::Bshd => Layout::Bshd,
             LayoutName::PackedQkv => Layout::PackedQkv,
@@ -476,9 +524,9 @@ impl Verify {
             BackendName::Cuda => Backend::Cuda(only.unwrap_or_else(|| super::simulated_config(&problem))),
         };
         Ok(vec![Case {
-            numbers: self.stress.map(Stress::from).into(),
+            numbers: self.of_case.stress.map(Stress::from).into(),
             scales,
-            ..Case::new(problem, self.seed, backend)
+            ..Case::new(problem, seed, backend)
         }])
     }
 }
@@ -486,8 +534,12 @@ impl Verify {
 impl Verify {
     /// The element types of the case.
     fn dtypes(&self) -> DTypes {
-        let DTypes { query, key_value, output } = self.dtype;
-        DTypes { query, key_value: self.kv_dtype.unwrap_or(key_value), output: self.out_dtype.unwrap_or(output) }
+        let DTypes { query, key_value, output } = self.of_case.dtype;
+        DTypes {
+            query,
+            key_value: self.of_case.kv_dtype.unwrap_or(key_value),
+            output: self.of_case.out_dtype.unwrap_or(output),
+        }
     }
 }
 
@@ -558,7 +610,7 @@ fn cells(judged: &Judged, case: Option<&Case>) -> Vec<Cell> {
     cells
 }
 
-fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure> {
+fn write_failures(output: &Output, failed: &[&Judged]) -> Result<(), Failure> {
     for Judged { case, complaints, repeat, .. } in failed {
         output.verdict(format!("\nFAILED {case}"))?;
         for complaint in complaints {
@@ -570,7 +622,7 @@ fn write_failures(output: &mut Output, failed: &[&Judged]) -> Result<(), Failure
 }
 
 /// A line for each level, and one for all where there are several, each with what was left out.
-fn write_tallies(output: &mut Output, tallies: &[Tally], left_out: &str) -> Result<(), Failure> {
+fn write_tallies(output: &Output, tallies: &[Tally], left_out: &str) -> Result<(), Failure> {
     for Tally { name, passed, failed, saturated } in tallies {
         let saturated =
             if *saturated > 0 { format!("; {saturated} values saturated in FP8 caches") } else { String::new() };

@@ -13,6 +13,7 @@ mod interrupted;
 mod jobs;
 mod ladder_and_tune;
 mod limits;
+mod options;
 mod output_files;
 mod scratch;
 mod verdicts;

@@ -84,6 +84,7 @@ pub(crate) fn is_decode(problem: &Problem, sequence: &Sequence<'_>) -> bool {
 }
 
 /// True if that holds for all sequences.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn is_all_decode(problem: &Problem, inputs: &InputViews<'_>) -> bool {
     problem.batch == 0 || {
         let longest = if problem.has_device_lengths() { 0..problem.batch } else { 0..1 };

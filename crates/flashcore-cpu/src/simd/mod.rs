@@ -15,7 +15,10 @@ pub(crate) mod level;
 #[cfg(target_arch = "aarch64")]
 #[expect(unsafe_code, reason = "vector instructions are called after the detection of their processor")]
 pub(crate) mod neon;
-#[expect(unsafe_code, reason = "vector instructions are called after the detection of their processor")]
+#[cfg_attr(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    expect(unsafe_code, reason = "vector instructions are called after the detection of their processor")
+)]
 pub(crate) mod peak;
 #[expect(unsafe_code, reason = "it implements the trait of vectors")]
 pub(crate) mod portable;

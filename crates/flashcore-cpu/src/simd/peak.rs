@@ -18,7 +18,8 @@ pub fn measured_peak(threads: usize) -> f64 {
 }
 
 /// Measures the peak of a level for problems of a type: operations per second of the instructions that multiply, on
-/// `threads` threads at once. These are `bf16` products at the bf16 levels, and else as [`measured_peak`].
+/// `threads` threads at once. These are `bf16` products at the bf16 levels, and else multiply-adds of vectors as wide as
+/// those of the level; of a level that this processor lacks, as [`measured_peak`].
 ///
 /// ```
 /// use flashcore_cpu::{Level, measured_peak_of};
@@ -27,16 +28,22 @@ pub fn measured_peak(threads: usize) -> f64 {
 /// assert!(measured_peak_of(Level::best(), DType::Bf16, 1) > 0.0);
 /// ```
 pub fn measured_peak_of(level: Level, dtype: DType, threads: usize) -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    if dtype == DType::Bf16 && level.missing().is_empty() {
-        match level {
-            Level::Amx => return measured(threads, crate::bf16::amx::multiply_adds),
-            Level::Avx512Bf16 => return measured(threads, x86::bf16_multiply_adds),
-            Level::Portable | Level::Neon | Level::Avx2 | Level::Avx512 => {}
-        }
+    if !level.missing().is_empty() {
+        return measured_peak(threads);
     }
-    let _ = (level, dtype);
-    measured_peak(threads)
+    match (level, dtype) {
+        #[cfg(target_arch = "x86_64")]
+        (Level::Amx, DType::Bf16) => measured(threads, crate::bf16::amx::multiply_adds),
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512Bf16, DType::Bf16) => measured(threads, x86::bf16_multiply_adds),
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, _) => measured(threads, avx512),
+        #[cfg(target_arch = "x86_64")]
+        (Level::Avx2, _) => measured(threads, avx2),
+        #[cfg(not(target_arch = "aarch64"))]
+        (Level::Portable, _) => measured(threads, portable),
+        _ => measured_peak(threads),
+    }
 }
 
 /// Operations per second of a loop that returns its number of multiply-adds.
@@ -56,17 +63,29 @@ fn measured(threads: usize, multiply_adds: fn() -> usize) -> f64 {
 /// Runs the loop and returns its number of multiply-adds.
 #[cfg(target_arch = "x86_64")]
 fn multiply_adds() -> usize {
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has AVX-512F, as just detected.
-        unsafe { x86::avx512() };
-        16 * SUMS * ROUNDS
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: the processor has AVX2 and FMA, as just detected.
-        unsafe { x86::avx2() };
-        8 * SUMS * ROUNDS
+    if Level::Avx512.missing().is_empty() {
+        avx512()
+    } else if Level::Avx2.missing().is_empty() {
+        avx2()
     } else {
         portable()
     }
+}
+
+/// The loop with 512-bit vectors. The processor must have AVX-512F.
+#[cfg(target_arch = "x86_64")]
+fn avx512() -> usize {
+    // SAFETY: the caller has looked whether the level lacks something.
+    unsafe { x86::avx512() };
+    16 * SUMS * ROUNDS
+}
+
+/// The loop with 256-bit vectors. The processor must have AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+fn avx2() -> usize {
+    // SAFETY: the caller has looked whether the level lacks something.
+    unsafe { x86::avx2() };
+    8 * SUMS * ROUNDS
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -163,5 +182,21 @@ mod x86 {
             }
         }
         black_box(sums);
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// A level of narrow vectors is not measured against a peak of wide ones.
+    #[test]
+    fn the_peak_is_that_of_the_level() {
+        if !Level::Avx2.missing().is_empty() {
+            return;
+        }
+        // Four lanes without fused multiply-adds against eight or sixteen with them: a factor of four or more.
+        let (narrow, wide) = (measured_peak_of(Level::Portable, DType::F32, 1), measured_peak(1));
+        assert!(narrow < 0.6 * wide, "{narrow:e} {wide:e}");
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rounds::Arm;
 use super::statistics::{Conclusion, Finding, Round};
-use crate::lab::record::{Content, Kind, Measurement};
+use crate::lab::record::{Content, Kind, Measurement, impossible_seconds};
 use crate::util::digest::sha256_of_numbers;
 
 /// Two things beside each other on some problems.
@@ -21,6 +21,16 @@ pub struct Comparison {
 
 impl Content for Comparison {
     const KIND: Kind = Kind::Comparison;
+
+    fn impossible(&self) -> Option<String> {
+        let of = |row: &ComparedRow| {
+            let times = row.rounds.iter().flat_map(|round| [round.a, round.again, round.b]);
+            let reason = times.into_iter().find_map(impossible_seconds);
+            let reason = reason.map(|reason| format!("{}: {reason}", row.b.problem));
+            reason.or_else(|| row.a.impossible()).or_else(|| row.b.impossible())
+        };
+        self.rows.iter().find_map(of)
+    }
 }
 
 /// Two things on one problem.

@@ -69,6 +69,7 @@ fn measurement(workload: &Workload, kernel: String, seed: u64, verified: Verifie
         hot_seconds: Vec::new(),
         cold_seconds: Vec::new(),
         launch_seconds: None,
+        other_cpus: None,
         samples_sha256: String::new(),
     }
 }

@@ -15,7 +15,7 @@ use flashcore_sim::Counters;
 use serde::{Deserialize, Serialize};
 
 use crate::floor::{Ceilings, Work};
-use crate::lab::record::{Content, Kind};
+use crate::lab::record::{Content, Kind, impossible_seconds};
 use crate::testkit::gpu::{Gpu, GpuTimes};
 use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, SIMULATED_ARCH, Yardstick, verify_plan};
@@ -37,6 +37,15 @@ pub struct Ladders {
 
 impl Content for Ladders {
     const KIND: Kind = Kind::Ladder;
+
+    fn impossible(&self) -> Option<String> {
+        let of = |ladder: &Ladder| {
+            let times = ladder.rungs.iter().flat_map(|rung| rung.hot_seconds.iter().chain(&rung.cold_seconds));
+            let reason = times.chain(&ladder.floor_seconds).find_map(|seconds| impossible_seconds(*seconds))?;
+            Some(format!("{} {} {}: {reason}", ladder.shape, ladder.dtype, ladder.mask))
+        };
+        self.ladders.iter().find_map(of)
+    }
 }
 
 /// The steps of one problem.
@@ -185,15 +194,27 @@ pub fn walk(
     problem: &Problem,
     steps: &[Step],
     ground: Ground<'_>,
-    mut go_on: impl FnMut(usize, &Step) -> bool,
+    mut go_on: impl FnMut(&Ladder) -> bool,
 ) -> Result<Ladder, NoVerdict> {
     let counted = counted_problem(problem);
     let yardstick = Yardstick::new(&counted, Inputs::random(&counted, 1))?;
     let inputs = Inputs::random(problem, 0);
-    let mut rungs = Vec::new();
-    for (number, step) in steps.iter().enumerate() {
-        if !go_on(number, step) {
-            break;
+    let floor = match ground {
+        Ground::Gpu(_, ceilings) => Some(ceilings.floor(Work::of(problem))),
+        Ground::Simulator(_) => None,
+    };
+    let mut ladder = Ladder {
+        shape: shape_text(problem),
+        dtype: problem.dtype.to_string(),
+        mask: mask_text(problem.mask),
+        counted_shape: shape_text(&counted),
+        floor_seconds: floor.map(|(seconds, _)| seconds),
+        bound_by: floor.map(|(_, bound)| bound.to_string()),
+        rungs: Vec::new(),
+    };
+    for step in steps {
+        if !go_on(&ladder) {
+            return Ok(ladder);
         }
         let (config, what) = (step.config.to_string(), step.what.to_owned());
         let mut rung = Rung {
@@ -218,21 +239,10 @@ pub fn walk(
             }
             Ground::Simulator(arch) => in_simulator(&counted, &yardstick, arch, step.config, &mut rung)?,
         }
-        rungs.push(rung);
+        ladder.rungs.push(rung);
     }
-    let floor = match ground {
-        Ground::Gpu(_, ceilings) => Some(ceilings.floor(Work::of(problem))),
-        Ground::Simulator(_) => None,
-    };
-    Ok(Ladder {
-        shape: shape_text(problem),
-        dtype: problem.dtype.to_string(),
-        mask: mask_text(problem.mask),
-        counted_shape: shape_text(&counted),
-        floor_seconds: floor.map(|(seconds, _)| seconds),
-        bound_by: floor.map(|(_, bound)| bound.to_string()),
-        rungs,
-    })
+    go_on(&ladder);
+    Ok(ladder)
 }
 
 /// The problem that is counted: one head, and no longer than the simulator does in a moment.

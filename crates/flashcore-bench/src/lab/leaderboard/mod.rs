@@ -14,7 +14,7 @@ pub use plot::plot;
 pub use promote::{Candidate, MINIMUM_GAIN, MOST_SPREAD, Refusal, promote};
 
 use crate::lab::compare::Interval;
-use crate::lab::record::{Build, Content, Kind, Machine, Measurement, Origin, ProblemKey};
+use crate::lab::record::{Build, Content, Kind, Machine, Measurement, Origin, ProblemKey, impossible_seconds};
 
 /// All promotions, oldest first.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -26,6 +26,18 @@ pub struct Leaderboard {
 
 impl Content for Leaderboard {
     const KIND: Kind = Kind::Leaderboard;
+
+    fn impossible(&self) -> Option<String> {
+        let of = |promotion: &Promotion| {
+            let Promotion { median_seconds, quarter_seconds, three_quarters_seconds, nine_tenths_seconds, .. } =
+                promotion;
+            let times = [median_seconds, quarter_seconds, three_quarters_seconds, nine_tenths_seconds];
+            let times = times.into_iter().chain([&promotion.floor_seconds]);
+            let reason = times.copied().find_map(impossible_seconds)?;
+            Some(format!("{}, {}: {reason}", promotion.place.problem, promotion.kernel))
+        };
+        self.promotions.iter().find_map(of)
+    }
 }
 
 /// A problem on a machine: what there is one leader of.

@@ -4,6 +4,7 @@ use flashcore_problem::DType;
 
 use super::{Leaderboard, Place, Promotion};
 use crate::lab::compare::{ComparedRow, Comparison, Finding};
+use crate::lab::load::most_others;
 use crate::lab::problems::BenchSuite;
 use crate::lab::record::{Measurement, Measurements, Origin, ProblemKey, Record};
 
@@ -15,7 +16,7 @@ pub const MOST_SPREAD: f64 = 0.2;
 
 /// The load average that a CPU may have while so many threads measure: their own, and a little for the system.
 fn most_load(threads: usize) -> f64 {
-    threads as f64 + 0.5_f64.max(0.25 * threads as f64)
+    threads as f64 + most_others(threads)
 }
 
 /// A record that asks to be admitted.
@@ -71,6 +72,10 @@ pub enum Refusal {
     )]
     Loaded { load: f64, threads: usize, most: f64 },
     #[error(
+        "{problem}: other programs kept {others:.1} CPUs busy while it was timed, and {most:.1} is the most; measure again when nothing else runs"
+    )]
+    Busy { problem: String, others: f64, most: f64 },
+    #[error(
         "{problem}: the machine was noisy: half of the samples of {kernel} spread over {:.0} % of the median, and {:.0} % is the most; measure again when nothing else runs",
         100.0 * spread, 100.0 * MOST_SPREAD
     )]
@@ -88,6 +93,10 @@ pub fn promote(board: &Leaderboard, candidate: &Candidate, slack: f64) -> Result
             for row in &record.content.rows {
                 measurement_refusals(row, slack, &mut refusals);
                 noise_refusal(row, &mut refusals);
+                let most = most_others(record.origin.machine.threads.unwrap_or(1));
+                if let Some(others) = row.other_cpus.filter(|others| *others > most) {
+                    refusals.push(Refusal::Busy { problem: row.problem.to_string(), others, most });
+                }
                 let place = Place::of(&record.origin.machine, &row.problem);
                 if let Some(leader) = board.leader(&place) {
                     let leader = leader.kernel.clone();
@@ -253,6 +262,15 @@ mod tests {
             refused(with_load("9.66")),
             [
                 "the machine was loaded: its load average was 9.66 with 2 of its threads measuring, and 2.50 is the most; measure again when nothing else runs"
+            ]
+        );
+        let mut busy = measurements("avx2", 1e-3);
+        busy.content.rows[0].other_cpus = Some(0.9);
+        busy.content.rows[1].other_cpus = Some(0.49);
+        assert_eq!(
+            refused(busy),
+            [
+                "1x2x64x64 f32 full: other programs kept 0.9 CPUs busy while it was timed, and 0.5 is the most; measure again when nothing else runs"
             ]
         );
         // Times that a neighbour stretches, though the load average has not risen yet.

@@ -16,7 +16,7 @@ pub use metrics::{DEFINITIONS, Definition, Metric, metrics};
 pub use ncu::{Ncu, NcuError, Sampled, parse_csv};
 pub use simulated::{Simulated, simulate_counters};
 
-use crate::lab::record::{Content, Kind, ProblemKey};
+use crate::lab::record::{Content, Kind, ProblemKey, impossible_seconds};
 
 /// Profiles of kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,6 +28,14 @@ pub struct Profile {
 
 impl Content for Profile {
     const KIND: Kind = Kind::Profile;
+
+    fn impossible(&self) -> Option<String> {
+        let of = |row: &ProfiledKernel| {
+            let reason = impossible_seconds(row.seconds?)?;
+            Some(format!("{}, {}: {reason}", row.problem, row.kernel))
+        };
+        self.rows.iter().find_map(of)
+    }
 }
 
 /// One kernel on one problem.

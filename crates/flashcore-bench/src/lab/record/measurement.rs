@@ -5,7 +5,7 @@ use core::fmt;
 use flashcore_problem::{DTypes, Problem, Verdict};
 use serde::{Deserialize, Serialize};
 
-use super::{Content, Kind};
+use super::{Content, Kind, impossible_seconds};
 use crate::floor::{Bound, Work};
 use crate::testkit::{ShapeError, Workload, mask_text, parse_mask, parse_workload};
 use crate::timing::Times;
@@ -116,6 +116,9 @@ pub struct Measurement {
     /// Median seconds of the host for one launch; nothing where that was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launch_seconds: Option<f64>,
+    /// Processors that other programs kept busy meanwhile; nothing where that was not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_cpus: Option<f64>,
     /// The SHA-256 of the warm samples.
     pub samples_sha256: String,
 }
@@ -149,6 +152,19 @@ impl Measurement {
         (percent <= 100.0).then_some(percent)
     }
 
+    /// A number that nothing measures, in words.
+    pub(crate) fn impossible(&self) -> Option<String> {
+        const MOST_WORK: f64 = 1e30;
+        let Work { flops, bytes, exponentials } = self.work;
+        let times = self.hot_seconds.iter().chain(&self.cold_seconds).chain(&self.launch_seconds);
+        let reason =
+            times.chain([&self.floor_seconds]).find_map(|seconds| impossible_seconds(*seconds)).or_else(|| {
+                let work = [flops, bytes, exponentials].into_iter().find(|work| !(0.0..=MOST_WORK).contains(work))?;
+                Some(format!("its work is {work:e} operations; at most {MOST_WORK:e} are possible"))
+            })?;
+        Some(format!("{}, {}: {reason}", self.problem, self.kernel))
+    }
+
     /// True if the samples match their hash.
     pub fn is_intact(&self) -> bool {
         sha256_of_numbers(&self.hot_seconds) == self.samples_sha256
@@ -165,6 +181,10 @@ pub struct Measurements {
 
 impl Content for Measurements {
     const KIND: Kind = Kind::Measurements;
+
+    fn impossible(&self) -> Option<String> {
+        self.rows.iter().find_map(Measurement::impossible)
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +213,7 @@ impl Measurement {
             hot_seconds,
             cold_seconds: Vec::new(),
             launch_seconds: None,
+            other_cpus: None,
         }
     }
 }

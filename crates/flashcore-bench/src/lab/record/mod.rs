@@ -10,6 +10,8 @@ mod verification;
 use std::fs;
 use std::path::Path;
 
+use flashcore_cpu::Level;
+use flashcore_kernels::Config;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -97,6 +99,11 @@ impl Kind {
 pub trait Content: Serialize + DeserializeOwned {
     /// Kind of the record.
     const KIND: Kind;
+
+    /// A number that no machine can have measured, in words; nothing if there is none. Asked before anything is drawn.
+    fn impossible(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A record.
@@ -150,8 +157,16 @@ pub enum RecordError {
         /// Command that writes such a record.
         command: &'static str,
     },
+    /// A number that cannot have been measured.
+    #[error("{file}: {reason}; the record has been changed, or was never one")]
+    Impossible {
+        /// The file.
+        file: String,
+        /// The number, and what is possible.
+        reason: String,
+    },
     /// Another kind.
-    #[error("{file}: it holds a {found}, not {}; `{}` writes one", wanted.name(), wanted.command())]
+    #[error("{file}: its kind is `{found}`, and `{}` is needed here; `{}` writes one", wanted.name(), wanted.command())]
     Kind {
         /// The file.
         file: String,
@@ -189,7 +204,12 @@ impl<C: Content> Record<C> {
         if found != C::KIND.name() {
             return Err(RecordError::Kind { file: file.to_owned(), found, wanted: C::KIND });
         }
-        serde_json::from_str(text).map_err(|error| RecordError::Json { file: file.to_owned(), error })
+        let record: Self =
+            serde_json::from_str(text).map_err(|error| RecordError::Json { file: file.to_owned(), error })?;
+        match record.origin.machine.impossible().or_else(|| record.content.impossible()) {
+            None => Ok(record),
+            Some(reason) => Err(RecordError::Impossible { file: file.to_owned(), reason }),
+        }
     }
 
     /// The text of the file.
@@ -215,6 +235,21 @@ fn kind_of(text: &str, file: &str, wanted: Kind) -> Result<String, RecordError> 
     }
 }
 
+/// The most seconds that anything here takes: 30 years.
+const MOST_SECONDS: f64 = 1e9;
+
+/// The words for seconds that nothing takes; nothing for those that are possible.
+pub(crate) fn impossible_seconds(seconds: f64) -> Option<String> {
+    let is_possible = (0.0..=MOST_SECONDS).contains(&seconds);
+    (!is_possible).then(|| format!("a time is {seconds:e} s; times are from 0 to {MOST_SECONDS:e}"))
+}
+
+/// The name of a kernel as people read it: one that this build does not have is marked, since no command takes it.
+pub fn kernel_words(name: &str) -> String {
+    let is_known = name == "default" || name.parse::<Level>().is_ok() || name.parse::<Config>().is_ok();
+    if is_known { name.to_owned() } else { format!("{name} (of an older build)") }
+}
+
 /// Kind of a file, without reading all of it; none if it is no record of this schema.
 pub fn sniff(path: &Path) -> Option<Kind> {
     let text = fs::read_to_string(path).ok()?;
@@ -225,6 +260,55 @@ pub fn sniff(path: &Path) -> Option<Kind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::floor::Ceilings;
+
+    #[test]
+    fn a_number_that_no_machine_measures_is_refused() {
+        let check = |change: &dyn Fn(&mut Record<Measurements>), expected: &str| {
+            let mut record = record();
+            change(&mut record);
+            let found = Record::<Measurements>::parse(&record.to_json(), "a.json").map_err(|error| error.to_string());
+            let end = "; the record has been changed, or was never one";
+            assert_eq!(found.map(|_| ()), Err(format!("a.json: {expected}{end}")));
+        };
+        let name = "1x8x512x64 f32 full, avx2";
+        check(
+            &|record| record.content.rows[0].hot_seconds[3] = 1e303,
+            &format!("{name}: a time is 1e303 s; times are from 0 to 1e9"),
+        );
+        check(
+            &|record| record.content.rows[0].floor_seconds = -1.0,
+            &format!("{name}: a time is -1e0 s; times are from 0 to 1e9"),
+        );
+        check(
+            &|record| record.content.rows[0].work.flops = 1e301,
+            &format!("{name}: its work is 1e301 operations; at most 1e30 are possible"),
+        );
+        let ceilings = |flops, bytes| {
+            move |record: &mut Record<Measurements>| {
+                record.origin.machine.ceilings = Some(Ceilings { flops, bytes, exponentials: f64::INFINITY });
+            }
+        };
+        check(
+            &ceilings(1e12, 0.0),
+            "the machine's peak rate of bytes is 0e0 a second; it must be above 0 and at most 1e30, or null where it is unknown",
+        );
+        check(
+            &ceilings(1e303, 1e9),
+            "the machine's peak rate of flops is 1e303 a second; it must be above 0 and at most 1e30, or null where it is unknown",
+        );
+    }
+
+    #[test]
+    fn kernels_of_older_builds_are_marked() {
+        for name in ["default", "avx512bf16", "ampere-64x64-2stage-swizzled"] {
+            assert_eq!(kernel_words(name), name);
+        }
+        assert_eq!(
+            kernel_words("hopper-128x128-2stage-hidden-persistent"),
+            "hopper-128x128-2stage-hidden-persistent (of an older build)"
+        );
+    }
 
     fn record() -> Record<Measurements> {
         Record::new(Origin::for_tests(), Measurements { rows: vec![Measurement::for_tests("1x8x512x64", 1e-3)] })
@@ -264,7 +348,7 @@ mod tests {
         );
         check(
             r#"{"schema": 2, "kind": "comparison"}"#,
-            "a.json: it holds a comparison, not measurements; `flashcore bench --record FILE` writes one",
+            "a.json: its kind is `comparison`, and `measurements` is needed here; `flashcore bench --record FILE` writes one",
         );
         let misspelt = record().to_json().replace("\"mask\"", "\"mast\"");
         let line = 1 + misspelt.lines().position(|line| line.contains("\"mast\"")).expect("it is there");

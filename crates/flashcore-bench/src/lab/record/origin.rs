@@ -124,6 +124,18 @@ impl Machine {
         self.state.iter().find(|(field, _)| field == LOAD_AVERAGE).and_then(|(_, value)| value.parse().ok())
     }
 
+    /// A peak rate that no machine has, in words.
+    pub(super) fn impossible(&self) -> Option<String> {
+        const MOST: f64 = 1e30;
+        let Ceilings { flops, bytes, exponentials } = self.ceilings?;
+        let rates = [("flops", flops), ("bytes", bytes), ("exponentials", exponentials)];
+        let is_possible = |rate: f64| rate == f64::INFINITY || (rate > 0.0 && rate <= MOST);
+        let (name, rate) = rates.into_iter().find(|(_, rate)| !is_possible(*rate))?;
+        Some(format!(
+            "the machine's peak rate of {name} is {rate:e} a second; it must be above 0 and at most {MOST:e}, or null where it is unknown"
+        ))
+    }
+
     /// True if times of the two machines can be compared.
     pub fn is_like(&self, other: &Self) -> bool {
         (&self.backend, &self.device, &self.arch, self.threads)

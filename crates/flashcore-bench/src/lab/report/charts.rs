@@ -2,6 +2,7 @@
 
 use super::error_map::ErrorMap;
 use super::ladder::{LadderView, Worth};
+use super::peers::{PeerRow, Peers};
 use crate::lab::compare::{Comparison, Finding};
 use crate::lab::record::Measurement;
 use crate::lab::svg::{Anchor, Axis, Svg, series, short};
@@ -79,6 +80,40 @@ pub(super) fn intervals(comparison: &Comparison) -> Svg {
         interval(row.conclusion.difference, y, colour, "B against A");
         interval(row.conclusion.control, y + ROW * 0.8, "var(--rule)", "A against A");
         svg.text("", Anchor::Start, right + 10.0, y + 4.0, &row.conclusion.finding.to_string());
+    }
+    svg
+}
+
+/// Times of others over ours, a dot for each: right of the line ours is faster.
+pub(super) fn ratios(peers: &Peers, rows: &[PeerRow]) -> Svg {
+    let height = 100.0 + ROW * rows.len() as f64;
+    let mut svg = Svg::new(&format!("Time of others over {}", peers.ours), WIDTH, height);
+    let (left, right, top, bottom) = (250.0, WIDTH - 24.0, 56.0, height - 46.0);
+    let mut names: Vec<&str> = peers.rows.iter().flat_map(|row| &row.others).map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let of = |row: &PeerRow| row.others.iter().map(|(_, seconds)| seconds / row.seconds).collect::<Vec<f64>>();
+    let all: Vec<f64> = rows.iter().flat_map(of).collect();
+    let (low, high) = all.iter().fold((0.9_f64, 1.1_f64), |(low, high), ratio| (low.min(*ratio), high.max(*ratio)));
+    let x = Axis::logarithmic(low / 1.05, high * 1.05, left, right);
+    svg.horizontal_axis(&x, bottom, top, "time over ours");
+    svg.line("axis", (x.place(1.0), top), (x.place(1.0), bottom));
+    let mut at = left;
+    for (index, name) in names.iter().enumerate() {
+        svg.dot(&series(index), at, 38.0, 4.0, name);
+        svg.text("faint", Anchor::Start, at + 8.0, 42.0, name);
+        at += 30.0 + 7.0 * name.chars().count() as f64;
+    }
+    for (index, row) in rows.iter().enumerate() {
+        let y = top + ROW * (index as f64 + 0.5);
+        let note = if row.note.is_empty() { String::new() } else { format!(", {}", row.note) };
+        svg.text("faint", Anchor::End, left - 8.0, y + 4.0, &row.problem);
+        for (name, seconds) in &row.others {
+            let ratio = seconds / row.seconds;
+            let colour = series(names.iter().position(|known| known == name).unwrap_or(0));
+            let tip = format!("{}{note}: {name} {} of ours", row.problem, short(ratio));
+            svg.dot(&colour, x.place(ratio), y, 4.0, &tip);
+        }
     }
     svg
 }

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::lab::record::impossible_seconds;
 use crate::timing::Times;
 
 /// The steps of one problem.
@@ -62,6 +63,13 @@ impl LadderView {
 
     fn find_one(value: &Value) -> Option<Self> {
         value.get("rungs").and_then(|_| serde_json::from_value(value.clone()).ok())
+    }
+
+    /// A time that nothing takes, in words.
+    pub(super) fn impossible(&self) -> Option<String> {
+        let times = self.rungs.iter().flat_map(|rung| &rung.hot_seconds).chain(&self.floor_seconds);
+        let reason = times.copied().find_map(impossible_seconds)?;
+        Some(format!("{} {} {}: {reason}", self.shape, self.dtype, self.mask))
     }
 
     /// Gain of a step over the one before.

@@ -32,6 +32,12 @@ pub fn html(sources: &Sources) -> String {
         "Each dot is a run; the bar is the median, the line spans the 10th to the 90th percentile.",
         &times(sources),
     );
+    page.section(
+        "peers",
+        "Beside others",
+        "Times of other programs over ours, from the same run; above 1, ours is faster.",
+        &beside_others(sources),
+    );
     page.section("roofline", "Roofline", "Peak rates of the machine, and what was measured.", &rooflines(sources));
     let ladders: String = sources.ladders.iter().map(|(_, ladder)| figure(&charts::waterfall(ladder))).collect();
     page.section(
@@ -45,6 +51,24 @@ pub fn html(sources: &Sources) -> String {
         "Leaders and experiments",
         "The best verified times, and the experiments.",
         &leaders(sources),
+    );
+    page.section(
+        "verification",
+        "Verification",
+        "Results judged against plain loops in f64, and the simulator against a GPU.",
+        &tables::verifications(sources),
+    );
+    page.section(
+        "accuracy",
+        "Accuracy",
+        "Errors of element types against f64 on inputs that were not rounded.",
+        &tables::accuracy(sources),
+    );
+    page.section(
+        "microbench",
+        "Microbenchmarks",
+        "Throughput of the instructions that kernels choose between.",
+        &tables::microbenchmarks(sources),
     );
     let errors: String = sources.errors.iter().map(|map| figure(&charts::heat(map))).collect();
     page.section("errors", "Error map", "The largest error of a weight, by tile of queries and tile of keys.", &errors);
@@ -102,6 +126,9 @@ fn summary(sources: &Sources) -> String {
     let rows: Vec<&Measurement> = sources.measurements.iter().flat_map(|(_, record)| &record.content.rows).collect();
     let wrong = rows.iter().filter(|row| !row.verified.passed).count();
     let compared: usize = sources.comparisons.iter().map(|(_, record)| record.content.rows.len()).sum();
+    if rows.is_empty() && compared == 0 {
+        return String::new();
+    }
     format!(
         "{} problems measured, {wrong} of them with wrong results; {compared} compared. Every output was verified against plain loops in f64 before it was timed.",
         rows.len()
@@ -118,6 +145,17 @@ fn times(sources: &Sources) -> String {
     }
     for (_, record) in &sources.comparisons {
         text += &figure(&charts::intervals(&record.content));
+    }
+    text
+}
+
+fn beside_others(sources: &Sources) -> String {
+    let mut text = String::new();
+    for (file, peers) in &sources.peers {
+        text += &tables::peers(file, peers);
+        for rows in peers.rows.chunks(MOST_ROWS) {
+            text += &figure(&charts::ratios(peers, rows));
+        }
     }
     text
 }

@@ -67,38 +67,40 @@ impl Replayed {
 /// Times of different runs on the same machine may differ by this factor, either way.
 const TIME_FACTOR: f64 = 1.5;
 
-/// Generates the inputs of a case again, judges the output in the bundle, and computes it again.
+/// Generates the inputs of each case again, judges the output in the bundle, and computes it again, while `go_on` says so;
+/// `found` gets what comes of it.
 pub fn replay_cases(
     manifest: &Manifest,
     files: &Files,
     gpu: Option<&Gpu>,
-    mut on_case: impl FnMut(usize, &CaseEntry),
-) -> Vec<Replayed> {
-    let mut replayed = Vec::new();
+    mut go_on: impl FnMut(usize, &CaseEntry) -> bool,
+    mut found: impl FnMut(Replayed),
+) {
     for (index, case) in manifest.cases.iter().enumerate() {
-        on_case(index, case);
+        if !go_on(index, case) {
+            break;
+        }
         let name = format!("{} {}", case.kernel, case.problem);
         let problem = match case.problem.workload() {
             Ok(problem) => problem,
             Err(error) => {
-                replayed.push(Replayed::new(name, Agreement::No, error.to_string()));
+                found(Replayed::new(name, Agreement::No, error.to_string()));
                 continue;
             }
         };
         // What is no problem at all is not in a manifest that was read.
         if let Err(error) = require_tensors(&problem) {
-            replayed.push(Replayed::new(name, Agreement::Unknown, error.to_string()));
+            found(Replayed::new(name, Agreement::Unknown, error.to_string()));
             continue;
         }
         let inputs = problem.inputs(case.seed);
         let agreement = if inputs_sha256(&inputs) == case.inputs_sha256 { Agreement::Yes } else { Agreement::No };
-        replayed.push(Replayed::new(format!("inputs of {name}"), agreement, format!("from seed {}", case.seed)));
+        found(Replayed::new(format!("inputs of {name}"), agreement, format!("from seed {}", case.seed)));
         if let Some(file) = &case.output_file {
-            replayed.push(judge_bundled(&name, case, file, files, &problem, &inputs));
+            found(judge_bundled(&name, case, file, files, &problem, &inputs));
         }
-        replayed.push(compute_again(&name, case, &problem, &inputs, gpu));
+        found(compute_again(&name, case, &problem, &inputs, gpu));
     }
-    replayed
 }
 
 /// The output that was computed there, judged by the gates here.
@@ -187,16 +189,18 @@ pub fn replay_kernels(manifest: &Manifest, files: &Files, is_same_build: bool) -
         .collect()
 }
 
-/// Times the cases again, where the machine is like the one of the bundle.
+/// Times the cases again, where the machine is like the one of the bundle, while `go_on` says so; `found` gets what comes of
+/// it.
 pub fn replay_times(
     manifest: &Manifest,
     machine: &Machine,
     here: &Machine,
     gpu: Option<&Gpu>,
     budget: Duration,
-) -> Vec<Replayed> {
-    let mut replayed = Vec::new();
-    for case in &manifest.cases {
+    go_on: impl Fn() -> bool,
+    mut found: impl FnMut(Replayed),
+) {
+    for case in manifest.cases.iter().take_while(|_| go_on()) {
         let what = format!("time of {} {}", case.kernel, case.problem);
         let Ok(problem) = case.problem.workload() else { continue };
         if require_tensors(&problem).is_err() {
@@ -218,11 +222,11 @@ pub fn replay_times(
             _ => None,
         };
         let Some(seconds) = seconds else {
-            replayed.push(Replayed::of_time(what, Agreement::Unknown, format!("it ran on {}", machine.words())));
+            found(Replayed::of_time(what, Agreement::Unknown, format!("it ran on {}", machine.words())));
             continue;
         };
         let ratio = seconds / case.median_seconds;
-        let found = format!("{} us then, {} us now", short(case.median_seconds * 1e6), short(seconds * 1e6));
+        let times = format!("{} us then, {} us now", short(case.median_seconds * 1e6), short(seconds * 1e6));
         let agreement = if !machine.is_like(here) {
             Agreement::Unknown
         } else if (1.0 / TIME_FACTOR..=TIME_FACTOR).contains(&ratio) {
@@ -235,9 +239,8 @@ pub fn replay_times(
         } else {
             String::new()
         };
-        replayed.push(Replayed::of_time(what, agreement, format!("{found}{elsewhere}")));
+        found(Replayed::of_time(what, agreement, format!("{times}{elsewhere}")));
     }
-    replayed
 }
 
 #[cfg(test)]
@@ -271,8 +274,14 @@ mod tests {
         (manifest, vec![("outputs/0.bin".to_owned(), outputs.output.data)])
     }
 
+    fn cases(manifest: &Manifest, files: &Files) -> Vec<Replayed> {
+        let mut replayed = Vec::new();
+        replay_cases(manifest, files, None, |_, _| true, |found| replayed.push(found));
+        replayed
+    }
+
     fn agreements(manifest: &Manifest, files: &Files) -> Vec<Agreement> {
-        replay_cases(manifest, files, None, |_, _| {}).into_iter().map(|replayed| replayed.agreement).collect()
+        cases(manifest, files).into_iter().map(|replayed| replayed.agreement).collect()
     }
 
     #[test]
@@ -301,11 +310,13 @@ mod tests {
     fn what_does_not_fit_the_memory_is_not_computed() {
         let (mut manifest, files) = bundle();
         manifest.cases[0].problem.shape = "1x1x1000000000,1x65536".to_owned();
-        let replayed = replay_cases(&manifest, &files, None, |_, _| {});
+        let replayed = cases(&manifest, &files);
         let said = "batch 1 heads 1/1 queries 1000000000 keys 1 dims 65536/65536 f32 unmasked would take at least 1048576001048576 bytes of memory (953.7 TiB), and ";
         assert_eq!(replayed.len(), 1);
         assert_eq!((replayed[0].agreement, &replayed[0].found[..said.len()]), (Agreement::Unknown, said));
         let machine = Machine::cpu("portable", 1, None);
-        assert_eq!(replay_times(&manifest, &machine, &machine, None, Duration::ZERO), []);
+        let mut times = Vec::new();
+        replay_times(&manifest, &machine, &machine, None, Duration::ZERO, || true, |found| times.push(found));
+        assert_eq!(times, []);
     }
 }

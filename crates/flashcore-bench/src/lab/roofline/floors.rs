@@ -46,7 +46,8 @@ pub enum Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Tensor => "tensor",
+            // Of tensor cores, or of the vector units of a CPU.
+            Self::Tensor => "products",
             Self::Dram => "DRAM",
             Self::L2 => "L2",
             Self::Exponentials => "exp",
@@ -119,6 +120,20 @@ mod tests {
         check("2x8x512x64", [8.87, 13.98, 2.22]);
         check("8x8x512x64", [35.5, 55.92, 8.86]);
         check("4x16x2048x128", [1135.86, 447.39, 141.8]);
+    }
+
+    #[test]
+    fn a_cpu_has_no_tensor_cores_to_be_bound_by() {
+        let device = RoofDevice { dram_bytes: 1e10, ..RoofDevice::named("h200").expect("a device") };
+        let cpu = RoofDevice {
+            key: "this-cpu".to_owned(),
+            l2_bytes: f64::INFINITY,
+            exponentials: f64::INFINITY,
+            launch_seconds: None,
+            ..device
+        };
+        let floors = Floors::of(&parse_shape("1x8x512x64", DType::F32).expect("a shape"), &cpu);
+        assert_eq!(floors.hot().1.to_string(), "products");
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
             "needs 89 % of the arithmetic peak; cold, reading the inputs alone takes 5.24 us",
         );
         check("l4", "2x8x512x64@12us", "cold, it takes 14.0 us unless the output stays in the cache");
-        check("h200", "4x16x2048x128@30us", "the tensor floor is 139 us");
+        check("h200", "4x16x2048x128@30us", "the products floor is 139 us");
         check("h200", "1x8x512x64@5us", "the floor is 0.54 us");
     }
 

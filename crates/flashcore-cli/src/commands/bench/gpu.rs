@@ -10,9 +10,9 @@ use flashcore_bench::util::digest::sha256_of_numbers;
 use super::super::origin::write_record;
 use super::{Bench, measure_each};
 use crate::output::{Cell, Output, PROBLEM, Table, column, recorded_cells};
-use crate::{Ending, Failure};
+use crate::{Ending, Failure, interrupt};
 
-pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Workload]) -> Result<Ending, Failure> {
+pub(super) fn run(bench: &Bench, output: &Output, gpu: &Gpu, problems: &[Workload]) -> Result<Ending, Failure> {
     let config = bench.kernel.as_deref().map(super::super::config).transpose()?;
     let ceilings = gpu.ceilings().map_err(|error| Failure::Environment(error.to_string()))?;
     if bench.is_for_people() {
@@ -39,7 +39,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Wor
         column("bound by", "bound_by").minor(),
         column("efficiency %", "efficiency_percent"),
     ];
-    let pass = measure_each(output, problems, |index, problem| {
+    let measure = |index: usize, problem: &Workload| {
         let inputs = problem.inputs_of_lengths(bench.lengths(), index as u64);
         let times = match gpu.time(problem, config, &inputs) {
             Ok(Ok(times)) => times,
@@ -80,28 +80,31 @@ pub(super) fn run(bench: &Bench, output: &mut Output, gpu: &Gpu, problems: &[Wor
             hot_seconds: hot.seconds.clone(),
             cold_seconds: cold.seconds.clone(),
             launch_seconds: Some(launch),
+            other_cpus: None,
         };
         Ok(Ok((cells, measurement)))
-    })?;
-    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
-    pass.rows.iter().for_each(|(cells, _)| table.push(cells.clone()));
-    bench.show(output, &table, &pass, "measured")?;
-    if bench.is_for_people() && !pass.rows.is_empty() {
-        let launches = Times { seconds: pass.rows.iter().filter_map(|(_, row)| row.launch_seconds).collect() };
-        let empty = gpu.empty_launch().map_err(|error| Failure::Environment(error.to_string()))?;
-        output.sentence(format!(
-            "launch on the host: median {:.2} us, most {:.2} us; a kernel that does nothing takes {:.2} us",
-            launches.quantile(0.5) * 1e6,
-            launches.quantile(1.0) * 1e6,
-            empty * 1e6
-        ))?;
-    }
-    let ending = pass.ending;
-    if let Some(file) = &bench.record {
-        let rows = pass.rows.into_iter().map(|(_, measurement)| measurement).collect();
-        let context = gpu.device().context();
-        let device = context.ok_or_else(|| Failure::Environment("this device is not a GPU".to_owned()))?.device();
-        write_record(file, Machine::gpu(device, Some(ceilings)), Measurements { rows })?;
-    }
-    Ok(ending)
+    };
+    measure_each(output, problems, measure, |pass| {
+        let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+        pass.rows.iter().for_each(|(cells, _)| table.push(cells.clone()));
+        bench.show(output, &table, &pass, "measured")?;
+        if bench.is_for_people() && !pass.rows.is_empty() && !interrupt::requested() {
+            let launches = Times { seconds: pass.rows.iter().filter_map(|(_, row)| row.launch_seconds).collect() };
+            let empty = gpu.empty_launch().map_err(|error| Failure::Environment(error.to_string()))?;
+            output.sentence(format!(
+                "launch on the host: median {:.2} us, most {:.2} us; a kernel that does nothing takes {:.2} us",
+                launches.quantile(0.5) * 1e6,
+                launches.quantile(1.0) * 1e6,
+                empty * 1e6
+            ))?;
+        }
+        let ending = pass.ending;
+        if let Some(file) = &bench.record {
+            let rows = pass.rows.into_iter().map(|(_, measurement)| measurement).collect();
+            let context = gpu.device().context();
+            let device = context.ok_or_else(|| Failure::Environment("this device is not a GPU".to_owned()))?.device();
+            write_record(file, Machine::gpu(device, Some(ceilings)), Measurements { rows })?;
+        }
+        Ok(ending)
+    })
 }

@@ -6,6 +6,7 @@ mod peers;
 mod sim;
 
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::problems::BenchSuite;
@@ -35,23 +36,23 @@ pub(crate) struct Bench {
     /// The problems to measure
     #[arg(long, value_enum, default_value_t = SuiteName::Quick)]
     suite: SuiteName,
-    /// A single problem instead of a suite: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16; of FP8, +scales (a form drawn by the seed) or +scales=tensor, head, sequence or token
+    /// A problem instead of a suite, or several: batch x heads[/key heads] x queries[,keys] x dim[+feature], such as 8x32/8x1,2048x128+seqused_k+pages=1024x16; of FP8, +scales (a form drawn by the seed) or +scales=tensor, head, sequence or token
     #[arg(long, conflicts_with = "suite")]
-    shape: Option<String>,
+    shape: Vec<String>,
     /// The element type, or those of query, key and value, and output, such as 'bf16 kv e4m3' or 'e4m3 out bf16' [default: f32 on the CPU, f16 elsewhere]
     #[arg(long)]
     dtype: Option<DTypes>,
     /// The GPU kernel, by family (scalar, steps, ampere, hopper) or by config [default: chosen for the GPU and the problem]
     #[arg(long)]
     kernel: Option<String>,
-    /// Seconds to measure each problem for, on the CPU
-    #[arg(long, default_value_t = 1.0, value_parser = crate::commands::parse_seconds, allow_negative_numbers = true)]
-    seconds: f64,
+    /// Seconds to measure each problem for, on the CPU [default: 1]
+    #[arg(long, value_parser = crate::commands::parse_seconds, allow_negative_numbers = true)]
+    seconds: Option<f64>,
     /// Write a JSON record with the machine, every sample and every verdict
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Show a record of bench/peers/gpu.py, flashcore beside other libraries, instead of measuring
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "shape", "record"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["backend", "suite", "shape", "dtype", "kernel", "seconds", "record", "threads"])]
     peers_record: Option<PathBuf>,
     #[command(flatten)]
     threads: Threads,
@@ -105,7 +106,7 @@ impl From<SuiteName> for BenchSuite {
 }
 
 impl Bench {
-    pub(crate) fn run(&self, output: &mut Output) -> Result<Ending, Failure> {
+    pub(crate) fn run(&self, output: &Output) -> Result<Ending, Failure> {
         if let Some(file) = &self.peers_record {
             return peers::show_peers(output, file, self.format);
         }
@@ -116,13 +117,23 @@ impl Bench {
                 Err(Failure::Usage("--kernel chooses a GPU kernel; --backend cpu has none".to_owned()))
             }
             BackendName::Cpu => cpu::run(self, output, &self.problems(DType::F32)?),
-            BackendName::Sim => sim::run(self, output, &self.problems(DType::F16)?),
+            BackendName::Sim if self.record.is_some() => Err(Failure::Usage(
+                "--record keeps times, and --backend sim has none; --format json has its counters".to_owned(),
+            )),
+            BackendName::Sim => {
+                self.refuse_seconds("--backend sim")?;
+                sim::run(self, output, &self.problems(DType::F16)?)
+            }
             BackendName::Cuda => {
+                self.refuse_seconds("--backend cuda")?;
                 let gpu = Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?;
                 gpu::run(self, output, &gpu, &self.problems(DType::F16)?)
             }
             BackendName::Auto => match Gpu::open(0) {
-                Ok(gpu) => gpu::run(self, output, &gpu, &self.problems(DType::F16)?),
+                Ok(gpu) => {
+                    self.refuse_seconds("a GPU, which this machine has")?;
+                    gpu::run(self, output, &gpu, &self.problems(DType::F16)?)
+                }
                 // Whoever names a GPU kernel wants that one.
                 Err(reason) if self.kernel.is_some() => Err(Failure::Environment(reason.to_string())),
                 Err(_) => {
@@ -134,12 +145,22 @@ impl Bench {
         }
     }
 
+    /// Refuses the time limit, which is one of the CPU.
+    fn refuse_seconds(&self, of: &str) -> Result<(), Failure> {
+        match self.seconds {
+            None => Ok(()),
+            Some(seconds) => Err(Failure::Usage(format!(
+                "--seconds {seconds} is for the CPU; {of} makes a fixed number of runs: leave it out, or give --backend cpu"
+            ))),
+        }
+    }
+
     fn is_for_people(&self) -> bool {
         matches!(self.format, Format::Table | Format::Markdown)
     }
 
     /// Shows a table, and how many problems Ctrl-C left out of it.
-    fn show<T>(&self, output: &mut Output, table: &Table, pass: &Pass<T>, verb: &str) -> Result<(), Failure> {
+    fn show<T>(&self, output: &Output, table: &Table, pass: &Pass<T>, verb: &str) -> Result<(), Failure> {
         output.table(table, self.format)?;
         if self.is_for_people() && pass.ending == Ending::Interrupted {
             let Pass { done, of, .. } = *pass;
@@ -150,19 +171,21 @@ impl Bench {
 
     /// Lengths of the sequences of every problem.
     fn lengths(&self) -> SequenceLengths {
-        if self.shape.is_some() { SequenceLengths::Ragged } else { BenchSuite::from(self.suite).lengths() }
+        if self.shape.is_empty() { BenchSuite::from(self.suite).lengths() } else { SequenceLengths::Ragged }
     }
 
     fn problems(&self, default_dtype: DType) -> Result<Vec<Workload>, Failure> {
         let types = self.dtype.unwrap_or(super::one_type(default_dtype));
-        let Some(shape) = &self.shape else {
+        if self.shape.is_empty() {
             return super::suite_of_types(BenchSuite::from(self.suite).problems(types.query), types);
-        };
-        let problem = super::computable_problem(shape, types, "full")?;
-        Ok([Mask::None, Mask::Causal(Alignment::BottomRight)]
-            .map(|mask| problem.clone().with_mask(mask))
-            .into_iter()
-            .collect())
+        }
+        let mut problems = Vec::new();
+        for shape in &self.shape {
+            let problem = super::computable_problem(shape, types, "full")?;
+            let masks = [Mask::None, Mask::Causal(Alignment::BottomRight)];
+            problems.extend(masks.map(|mask| problem.clone().with_mask(mask)));
+        }
+        Ok(problems)
     }
 }
 
@@ -175,27 +198,38 @@ struct Pass<T> {
     ending: Ending,
 }
 
-/// Measures problem after problem until Ctrl-C. For one that is wrong, `measure` gives the complaint.
-fn measure_each<T>(
-    output: &mut Output,
+/// Measures problem after problem until Ctrl-C, and finishes with what there is then. For a problem that is wrong,
+/// `measure` gives the complaint.
+fn measure_each<T: Send>(
+    output: &Output,
     problems: &[Workload],
-    mut measure: impl FnMut(usize, &Workload) -> Result<Result<T, String>, Failure>,
-) -> Result<Pass<T>, Failure> {
-    let mut pass = Pass { rows: Vec::new(), done: 0, of: problems.len(), ending: Ending::Well };
-    for (index, problem) in problems.iter().enumerate() {
-        if interrupt::requested() {
-            pass.ending = Ending::Interrupted;
-            break;
-        }
-        output.progress(index, problems.len(), &problem.shape());
-        match measure(index, problem)? {
-            Ok(row) => pass.rows.push(row),
-            Err(complaint) => {
-                pass.ending = Ending::Failed;
-                output.complain(&complaint);
+    mut measure: impl FnMut(usize, &Workload) -> Result<Result<T, String>, Failure> + Send,
+    finish: impl FnOnce(Pass<T>) -> Result<Ending, Failure>,
+) -> Result<Ending, Failure> {
+    let pass = Mutex::new(Pass { rows: Vec::new(), done: 0, of: problems.len(), ending: Ending::Well });
+    let work = || {
+        for (index, problem) in problems.iter().enumerate() {
+            if interrupt::requested() {
+                break;
             }
+            output.progress(index, problems.len(), &problem.shape());
+            let measured = measure(index, problem)?;
+            let mut pass = interrupt::aside(&pass);
+            match measured {
+                Ok(row) => pass.rows.push(row),
+                Err(complaint) => {
+                    pass.ending = Ending::Failed;
+                    output.complain(&complaint);
+                }
+            }
+            pass.done += 1;
         }
-        pass.done += 1;
-    }
-    Ok(pass)
+        Ok(())
+    };
+    interrupt::abandonable(output, work, |_| {
+        let rows = std::mem::take(&mut interrupt::aside(&pass).rows);
+        let Pass { done, of, ending, .. } = *interrupt::aside(&pass);
+        let ending = if interrupt::requested() && done < of { Ending::Interrupted } else { ending };
+        finish(Pass { rows, done, of, ending })
+    })
 }

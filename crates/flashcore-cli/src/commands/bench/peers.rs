@@ -13,7 +13,7 @@ use crate::{Ending, Failure};
 const SCHEMA: u64 = 1;
 
 /// Shows a record of the peers script: flashcore beside other libraries, from one run.
-pub(super) fn show_peers(output: &mut Output, file: &Path, format: Format) -> Result<Ending, Failure> {
+pub(super) fn show_peers(output: &Output, file: &Path, format: Format) -> Result<Ending, Failure> {
     let unreadable = |reason: String| Failure::Usage(format!("{}: {reason}", file.display()));
     let text = fs::read_to_string(file).map_err(|error| unreadable(error.to_string()))?;
     let record: Value = serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;

@@ -11,10 +11,21 @@ use crate::{Ending, Failure};
 /// Each case is run under this many orders of warps.
 const RUNS: f64 = 2.0;
 
-pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> Result<Ending, Failure> {
+pub(super) fn run(bench: &Bench, output: &Output, problems: &[Workload]) -> Result<Ending, Failure> {
     let named = bench.kernel.as_deref().map(super::super::config).transpose()?;
-    // One problem says how fast the simulator is; a suite would take minutes.
-    let problems = if bench.shape.is_none() { &problems[..2] } else { problems };
+    // One shape says how fast the simulator is; a suite would take minutes.
+    let problems = if bench.shape.is_empty() {
+        let (first, others) = problems.split_at(problems.len().min(2));
+        if !others.is_empty() {
+            output.note(&format!(
+                "the simulator runs the first shape of the suite; --shape takes others ({} problems left out)",
+                others.len()
+            ));
+        }
+        first
+    } else {
+        problems
+    };
     let columns = [
         column("kernel", "kernel"),
         column("verdict", "verdict").verdict(),
@@ -27,7 +38,7 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> 
         column("shared transactions per request", "shared_transactions_per_request").minor(),
         column("barriers", "barriers").minor(),
     ];
-    let pass = measure_each(output, problems, |_, problem| {
+    let measure = |_: usize, problem: &Workload| {
         let config = named.unwrap_or_else(|| super::super::simulated_config(problem));
         let case = Case { scales: problem.scales, ..Case::new(problem.problem.clone(), 0, Backend::Sim(config)) };
         let outcome = verify(&case, None);
@@ -50,9 +61,11 @@ pub(super) fn run(bench: &Bench, output: &mut Output, problems: &[Workload]) -> 
             Cell::from(counters.barriers),
         ]);
         Ok(Ok(cells))
-    })?;
-    let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
-    pass.rows.iter().for_each(|cells| table.push(cells.clone()));
-    bench.show(output, &table, &pass, "simulated")?;
-    Ok(pass.ending)
+    };
+    measure_each(output, problems, measure, |pass| {
+        let mut table = Table::new(&[&PROBLEM[..], &columns].concat());
+        pass.rows.iter().for_each(|cells| table.push(cells.clone()));
+        bench.show(output, &table, &pass, "simulated")?;
+        Ok(pass.ending)
+    })
 }

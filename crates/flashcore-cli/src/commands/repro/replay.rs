@@ -1,10 +1,11 @@
 //! Replays a bundle and prints the agreement.
 
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use flashcore_bench::lab::repro::{
-    Agreement, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times,
+    Agreement, CaseEntry, Replayed, open, read_manifest, replay_cases, replay_kernels, replay_times,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 use flashcore_bench::testkit::memory::read_file;
@@ -14,7 +15,7 @@ use super::machine;
 use crate::output::{Cell, Format, Output, Table, column};
 use crate::{Ending, Failure, interrupt};
 
-pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Ending, Failure> {
+pub(super) fn run(file: &Path, seconds: f64, output: &Output) -> Result<Ending, Failure> {
     let shown = file.display();
     let bundle = read_file(file).map_err(|error| Failure::Usage(format!("{shown}: {error}")))?;
     let opened = open(&bundle).and_then(|files| read_manifest(&files).map(|record| (files, record)));
@@ -37,17 +38,28 @@ pub(super) fn run(file: &Path, seconds: f64, output: &mut Output) -> Result<Endi
     let here = machine(gpu.as_ref().filter(|_| origin.machine.backend == "cuda"));
     let count = manifest.cases.len();
     let is_same_build = origin.build == super::build();
-    let mut replayed = replay_kernels(manifest, &files, is_same_build);
-    replayed.extend(replay_cases(manifest, &files, gpu.as_ref(), |index, case| {
-        output.progress(index, count, &case.problem.to_string());
-    }));
-    if !interrupt::requested() {
+    let kept = Mutex::new(Vec::new());
+    let work = || {
+        let found = |replayed| interrupt::aside(&kept).push(replayed);
+        replay_kernels(manifest, &files, is_same_build).into_iter().for_each(found);
+        let go_on = |index: usize, case: &CaseEntry| {
+            output.progress(index, count, &case.problem.to_string());
+            !interrupt::requested()
+        };
+        replay_cases(manifest, &files, gpu.as_ref(), go_on, found);
         let budget = Duration::from_secs_f64(seconds);
-        replayed.extend(replay_times(manifest, &origin.machine, &here, gpu.as_ref(), budget));
-    }
+        let go_on = || !interrupt::requested();
+        replay_times(manifest, &origin.machine, &here, gpu.as_ref(), budget, go_on, found);
+        Ok(())
+    };
+    interrupt::abandonable(output, work, |_| conclude(&interrupt::aside(&kept), output))
+}
+
+/// Shows what agrees.
+fn conclude(replayed: &[Replayed], output: &Output) -> Result<Ending, Failure> {
     let mut table =
         Table::new(&[column("what", "what"), column("agrees", "agrees").verdict(), column("found", "found")]);
-    for Replayed { what, agreement, found, .. } in &replayed {
+    for Replayed { what, agreement, found, .. } in replayed {
         table.push(vec![Cell::from(what.as_str()), Cell::from(agreement.word()), Cell::from(found.as_str())]);
     }
     output.table(&table, Format::Table)?;
