@@ -45,7 +45,7 @@ fn lengths_of_a_launch_that_still_runs() {
     let mut problem = Problem::new(3, 4, 20, 64, DType::F16).with_seqused_k(true).with_lse(true);
     (problem.key_heads, problem.key_length) = (2, 300);
     let config: Config = "hopper-64x64-2stage-pdl-128chunk".parse().expect("a config");
-    let target = Target { arch: Arch::Sm90a, num_sms: 3 };
+    let target = Target::new(Arch::Sm90a, 3);
     let plan = LaunchPlan::new(&problem, config, target).unwrap_or_else(|reasons| panic!("{reasons:?}"));
     let inputs = Inputs::random(&problem, 1);
     let changed = |stage: Stage, change: &dyn Fn(&mut Kernel)| {
