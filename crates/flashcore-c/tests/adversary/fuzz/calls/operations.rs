@@ -117,7 +117,8 @@ impl Caller<'_> {
     pub(super) fn rotary(&mut self, problem: &mut Struct, head_dim: i128) {
         if self.random.once_in(2) {
             problem.set("rotary", constant(self.random.pick(&["ROTARY_NEOX", "ROTARY_GPTJ"])));
-            problem.set("rotary_dim", head_dim / 2 * 2).set("max_position", 9).set("table_stride", head_dim.max(1));
+            let rows = self.random.pick(&[9, 20]);
+            problem.set("rotary_dim", head_dim / 2 * 2).set("max_position", rows).set("table_stride", head_dim.max(1));
         }
         problem.set("qk_norm", self.random.once_in(4).into()).set_real("norm_eps", 1e-6);
     }
