@@ -100,9 +100,10 @@ impl KvCacheData {
         };
         if let Some(rotary) = problem.rotary {
             (data.cos, data.sin) = tables(&problem.append(0), rotary, &mut random);
-            data.rotary_seqlens = problem
-                .rotary_seqlens
-                .then(|| (0..attention.batch).map(|_| random.below(rotary.max_position) as u32).collect());
+            let rows = attention.query_length.max(problem.new_length);
+            let starts = (rotary.max_position + 1).saturating_sub(rows).max(1);
+            data.rotary_seqlens =
+                problem.rotary_seqlens.then(|| (0..attention.batch).map(|_| random.below(starts) as u32).collect());
         }
         if problem.qk_norm.is_some() {
             let mut weights = || {

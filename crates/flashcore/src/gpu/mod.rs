@@ -39,7 +39,7 @@ pub use stream::StreamRef;
 
 use crate::report::{KernelReport, SelfCheckReport};
 use crate::{PlanOptions, Reason};
-use self_check::{KEY_LENGTH, Trial};
+use self_check::Trial;
 use tuning::Measured;
 
 /// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
@@ -200,7 +200,7 @@ impl Gpu {
         };
         let target = Target { num_sms: TRIAL_CTAS, ..self.target };
         // Several chunks of keys where there is a kernel that combines them, else one.
-        let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { KEY_LENGTH as u32 });
+        let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { trial.problem.key_length as u32 });
         let plan = LaunchPlan::new(&trial.problem, config, target)
             .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
         let mut outputs = Outputs::poisoned(&trial.problem);
