@@ -379,6 +379,8 @@ impl Trial {
                 | NoVerdict::Cpu(_)
                 | NoVerdict::Panicked(_)
                 | NoVerdict::Append(_)
+                | NoVerdict::Written(_)
+                | NoVerdict::Taken
                 | NoVerdict::GuardPages(_)),
             ) => {
                 return Ok(kill(Killer::Verifier, other.to_string()));
