@@ -158,7 +158,7 @@ impl KvCacheTrial {
     /// The trial of a case with a growing cache.
     pub fn new(case: &Case, problem: &KvCacheProblem) -> Result<Self, NoVerdict> {
         match case.arrays {
-            Arrays::Crowded => Self::with(problem, KvCacheData::crowded(problem, case.lengths, case.seed)),
+            Arrays::Crowded => Self::crowded(problem, case.lengths, case.seed),
             Arrays::Right | Arrays::Wrong(_) => Self::of(problem, case.lengths, case.seed),
         }
     }
@@ -166,6 +166,11 @@ impl KvCacheTrial {
     /// The trial of a problem on random inputs.
     pub fn of(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
         Self::with(problem, KvCacheData::random(problem, lengths, seed))
+    }
+
+    /// The trial of a problem on random inputs that only a device takes: without room for all new keys.
+    pub fn crowded(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
+        Self::with(problem, KvCacheData::crowded(problem, lengths, seed))
     }
 
     fn with(problem: &KvCacheProblem, data: KvCacheData) -> Result<Self, NoVerdict> {
