@@ -347,9 +347,11 @@ impl KvCacheProblem {
         Ok(())
     }
 
-    /// Rows of the cache that each sequence uses after the append, from inputs whose vectors have their sizes.
+    /// Rows of the cache that each sequence uses after the append, without new keys that there is no room for, from inputs
+    /// whose vectors have their sizes.
     pub fn lengths_after(&self, inputs: &KvCacheInputs<'_>) -> Vec<u32> {
-        let after = |sequence| inputs.cache_seqlen(sequence) + inputs.new_rows(self, sequence).1;
+        let new = |sequence| inputs.new_rows(self, sequence).1;
+        let after = |sequence| (inputs.cache_seqlen(sequence) + new(sequence)).min(self.attention.key_length);
         (0..self.attention.batch).map(|sequence| after(sequence) as u32).collect()
     }
 
@@ -373,20 +375,21 @@ impl KvCacheProblem {
         lengths_after: &[u32],
         sequence: usize,
     ) -> impl Iterator<Item = RowMove> {
+        // Padding is before the rows in use, or reaches into the new ones: it moves no row.
         let mut attention = inputs.attention;
-        attention.seqused_k = Some(lengths_after);
+        (attention.seqused_k, attention.leftpad_k) = (Some(lengths_after), None);
         let place = attention.sequence(&self.attention, sequence);
-        let (first, new) = inputs.new_rows(self, sequence);
+        let (first, _) = inputs.new_rows(self, sequence);
         let batch = if self.total_new.is_some() { 0 } else { sequence };
-        // The new keys are the last ones of the sequence.
-        let (start, before) = (inputs.start(sequence), place.key_length - new);
+        let (start, before) = (inputs.start(sequence), inputs.cache_seqlen(sequence));
         let move_of = |index: usize| RowMove {
             from: (batch, first + index),
             to: place.key_row(before + index),
             position: start + index as i64,
             sequence,
         };
-        (0..new).map(move_of).collect::<Vec<_>>().into_iter()
+        // New keys without room are left out.
+        (0..place.key_length - before).map(move_of).collect::<Vec<_>>().into_iter()
     }
 
     /// The way of every new key and value to the caches, from inputs that validate.
@@ -580,6 +583,12 @@ mod tests {
                     assert!(data.key_cache.get(strides.key.row_start(moved.to.0, 0, moved.to.1)).is_nan());
                     assert!(!data.attention.key.get(problem.new_key.row_start(moved.from.0, 0, moved.from.1)).is_nan());
                 }
+                let crowded = KvCacheData::crowded(&problem, lengths, seed);
+                let (mut keys, mut values) = (crowded.key_cache.clone(), crowded.value_cache.clone());
+                let mut outputs = Outputs::poisoned(&problem.attention);
+                let outputs = KvCacheOutputs::new(&mut keys, &mut values, outputs.views_mut());
+                let refusal = problem.validate_views(&crowded.inputs(), &outputs).map_err(|error| error.to_string());
+                assert!(refusal.is_err_and(|error| !error.contains("cu_seqlens")), "{lengths:?} {seed}");
             }
         }
     }
