@@ -126,8 +126,6 @@ pub enum Reason {
     PaddedPages,
     #[error("mask_mod and {feature} are both given, which no GPU kernel has: take the CPU, a mask, or a score_mod")]
     MaskOfSequences { feature: &'static str },
-    #[error("{config} divides keys into chunks, which a mask_mod does not take: leave the chunks out")]
-    MaskOfChunks { config: Config },
     #[error("{feature} and an append inside of the attention launch do not go together: append in a launch of its own")]
     Append { feature: &'static str },
     #[error(
@@ -233,9 +231,6 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }
     }));
-    if problem.mask_mod.is_some() && config.chunk_keys().is_some() {
-        reasons.push(Reason::MaskOfChunks { config });
-    }
     if let Config::Ladder(steps) = config
         && reasons.is_empty()
     {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use flashcore_ir::operation::Class;
-use flashcore_ir::{Arch, Block, Op, Space, Statement, VerifiedKernel};
+use flashcore_ir::{Arch, Block, Instruction, Kernel, Op, Space, Statement, VerifiedKernel};
 use flashcore_kernels::{Accuracy, Config, KernelLaunch, LaunchPlan, Stage};
 use flashcore_problem::{
     Alignment, DType, KvCacheProblem, Layout, Mask, MaskMod, PagedKv, Problem, Rotary, RotaryStyle, ScoreMod,
@@ -345,7 +345,8 @@ fn kernels_are_the_programs_they_were() {
 }
 
 /// In a kernel that overlaps with the launch before it (PDL), every thread waits for that launch before it touches memory of
-/// the device or lets the next launch start, on every path.
+/// the device or lets the next launch start, on every path. The same kernels without their waits, or with a trigger first,
+/// break that rule.
 #[test]
 fn kernels_wait_before_they_touch_memory() {
     let (mut overlapping, mut wrong) = (BTreeSet::new(), BTreeSet::new());
@@ -354,12 +355,32 @@ fn kernels_wait_before_they_touch_memory() {
         if kernel.waits_for_previous() {
             let mut touched = Vec::new();
             waits(&kernel.body, false, &mut touched);
-            wrong.extend(touched.into_iter().map(|op| format!("{label} ({}): {op}", kernel.name)));
+            wrong.extend(touched.drain(..).map(|op| format!("{label} ({}): {op}", kernel.name)));
             overlapping.insert(launch.spec.stage as u8);
+            for plant in [drop_waits, trigger_first] {
+                let mut planted = VerifiedKernel::clone(&kernel).into_kernel();
+                plant(&mut planted);
+                touched.clear();
+                waits(&planted.body, false, &mut touched);
+                assert!(!touched.is_empty(), "{label} ({}): the planted bug breaks no rule", kernel.name);
+            }
         }
     });
     assert_eq!(overlapping, [Stage::ResetCounter, Stage::Attention, Stage::Combine].map(|stage| stage as u8).into());
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn drop_waits(kernel: &mut Kernel) {
+    let is_wait = |statement: &Statement| {
+        matches!(statement, Statement::Instruction(Instruction { op: Op::GridDependencyWait {}, .. }))
+    };
+    kernel.blocks_mut(&mut |block| block.statements.retain(|statement| !is_wait(statement)));
+}
+
+fn trigger_first(kernel: &mut Kernel) {
+    let origin = kernel.body.statements[0].origin();
+    let trigger = Instruction { op: Op::LaunchDependents {}, guard: None, origin };
+    kernel.body.statements.insert(0, Statement::Instruction(trigger));
 }
 
 /// Gathers what a thread does too early; true if it has waited after the block.

@@ -84,6 +84,23 @@ fn tiles_of_rows_begin_where_documents_do() {
     }
 }
 
+/// Chunks of which no row of a tile attends a key, under masks with ranges of a CTA and of each warpgroup: the combine kernel
+/// counts the chunks of a sequence, and knows nothing of block masks.
+#[test]
+fn chunks_of_masked_keys() {
+    for kernel in [
+        "hopper-64x64-2stage-pdl-128chunk",
+        "hopper-128x64-2stage-192chunk",
+        "ampere-32x32-2stage-swizzled-7persistent-64chunk",
+    ] {
+        for mask in ["full", "causal", "window:100,20"] {
+            check(kernel, "1x2x197,611x64+documents", mask);
+        }
+        check(kernel, "2x2x97,611x64+relative+prefix", "full");
+        check(kernel, "3x1x97,611x64+documents+seqused_k", "full");
+    }
+}
+
 /// Masks with full or empty blocks, or what seems to be one: sums that wrap within a tile and past it, spans too wide to be
 /// one, entries beyond the ends of a table, conditions of which only one side is known.
 #[test]

@@ -302,25 +302,9 @@ impl Trials {
     /// Plants one bug and finds what kills it.
     pub fn fate(&self, mutation: Mutation) -> Result<Fate, MutantsError> {
         let mut planted = false;
-        let tries = |trial: &&Box<dyn OtherTrial>| mutation.group == trial.group() && trial.is_of(mutation.family);
-        for trial in self.others.iter().filter(tries) {
-            let mut kernel = trial.kernel()?.into_kernel();
-            if (mutation.plant)(&mut kernel) == 0 {
-                continue;
-            }
+        for attempt in self.attempts(mutation) {
             planted = true;
-            if let Some(kill) = trial.try_to_kill(kernel) {
-                return Ok(Fate { mutation, killed: Some(kill) });
-            }
-        }
-        for trial in self.trials.iter().filter(|trial| trial.group == mutation.group) {
-            let Some(kernel) = trial.kernel_of(mutation.family) else { continue };
-            let mut kernel = VerifiedKernel::clone(&kernel).into_kernel();
-            if (mutation.plant)(&mut kernel) == 0 {
-                continue;
-            }
-            planted = true;
-            if let Some(kill) = trial.try_to_kill(kernel, mutation.family)? {
+            if let (_, Some(kill)) = attempt? {
                 return Ok(Fate { mutation, killed: Some(kill) });
             }
         }
@@ -329,6 +313,31 @@ impl Trials {
         } else {
             Err(MutantsError::NothingToChange { name: mutation.name, family: mutation.family })
         }
+    }
+
+    /// Plants one bug in each trial of its group that has a place for it: the name of the trial, and what killed it there.
+    pub fn attempts(
+        &self,
+        mutation: Mutation,
+    ) -> impl Iterator<Item = Result<(String, Option<Kill>), MutantsError>> + '_ {
+        let plant = move |mut kernel: Kernel| ((mutation.plant)(&mut kernel) > 0).then_some(kernel);
+        let others =
+            self.others.iter().filter(move |trial| mutation.group == trial.group() && trial.is_of(mutation.family));
+        let others = others.filter_map(move |trial| match trial.kernel() {
+            Ok(kernel) => plant(kernel.into_kernel()).map(|kernel| Ok((trial.name(), trial.try_to_kill(kernel)))),
+            Err(error) => Some(Err(error)),
+        });
+        let attention = self.trials.iter().filter(move |trial| trial.group == mutation.group);
+        let attention = attention.filter_map(move |trial| {
+            let kernel = plant(VerifiedKernel::clone(&*trial.kernel_of(mutation.family)?).into_kernel())?;
+            Some(trial.try_to_kill(kernel, mutation.family).map(|kill| (trial.name(), kill)))
+        });
+        others.chain(attention)
+    }
+
+    /// The trials that are problems of attention: the name, the problem and the plan of each.
+    pub fn plans(&self) -> impl Iterator<Item = (String, &Problem, &LaunchPlan)> {
+        self.trials.iter().map(|trial| (trial.name(), &trial.problem, &trial.plan))
     }
 }
 
@@ -357,6 +366,10 @@ impl Trial {
         }
         trial.transactions_per_request = counters.map_or(0.0, |counters| counters.transactions_per_request());
         Ok(trial)
+    }
+
+    fn name(&self) -> String {
+        format!("{} {}", self.config, shape_text(&self.problem))
     }
 
     fn verify(&self, plan: &LaunchPlan, repeats: u64, counters: &mut Option<Counters>) -> Result<Verdict, NoVerdict> {

@@ -53,7 +53,8 @@ impl BlockMaskMode {
                 RangePer::Warpgroup => WARPGROUP_ROWS,
             },
             tile_n: config.tile_n,
-            unaligned_kv: true,
+            // Chunks begin where blocks do, and their number is that of the sequence, which the combine kernel counts too.
+            unaligned_kv: config.chunk_keys == 0,
             unaligned_q: self.sorted,
             pdl: config.pdl,
         }

@@ -171,7 +171,8 @@ impl TileScheduler {
         let context = TileContext::at(k, &self.parameters, self.specialization, coord, Some(self.heads));
         let tiles = self.config.block_mask_tiles(self.specialization);
         let record = tiles.map(|tiles| block_mask::record_address(k, &context, tiles, tile));
-        let extent = record.and_then(|record| TileExtent::load(k, record));
+        let is_unaligned = tiles.is_some_and(|tiles| tiles.unaligned_kv);
+        let extent = record.filter(|_| is_unaligned).and_then(|record| TileExtent::load(k, record));
         let blocks = record.zip(row_group).and_then(|(record, group)| KvBlocks::load(k, record, group));
         WorkTileInfo { first_row, head, batch, record, extent, blocks }
     }
@@ -193,7 +194,7 @@ impl TileScheduler {
                 let coord = TileCoord { first_row, ..coord };
                 WorkTile { coord, context, record, blocks, origin: Some(origin), chunk: None }
             }
-            None => WorkTile { coord, context, record, blocks: None, origin: None, chunk: None },
+            None => WorkTile { coord, context, record, blocks, origin: None, chunk: None },
         }
     }
 }
