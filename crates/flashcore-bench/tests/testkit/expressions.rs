@@ -99,6 +99,11 @@ fn chunks_of_masked_keys() {
         check(kernel, "2x2x97,611x64+relative+prefix", "full");
         check(kernel, "3x1x97,611x64+documents+seqused_k", "full");
     }
+    let mut bytes = parse_shape("1x2x97,611x64+documents", DType::E4m3).expect("a shape");
+    bytes.out_dtype = Some(DType::F16);
+    let case = Case::new(bytes, 5, Backend::Sim("hopper-64x64-2stage-pdl-128chunk".parse().expect("a config")));
+    let outcome = verify(&case, None);
+    assert!(outcome.passed(), "{case}: {:#?}", outcome.complaints());
 }
 
 /// Masks with full or empty blocks, or what seems to be one: sums that wrap within a tile and past it, spans too wide to be
