@@ -50,7 +50,7 @@ fn ladder_has_every_feature() {
         (everything.seqused_k, everything.scale) = (true, -0.3);
         check(name, &everything);
         let mut wide = problem("1x1x66,130x256,192", DType::Bf16, "causal");
-        wide.layout = flashcore_problem::Layout::Bshd;
+        wide.layout = Layout::Bshd;
         check(name, &wide);
     }
 }
@@ -186,7 +186,7 @@ fn the_heads_of_a_key_head_in_one_tile() {
         check(&name, &problem("2x8/2x1,300x64", DType::F16, "full"));
         check(&name, &problem("1x6/2x37,90x32", DType::Bf16, "causal"));
         let mut strided = problem("2x6/2x5,90x32", DType::F16, "window:30,0");
-        (strided.layout, strided.seqused_k) = (flashcore_problem::Layout::Bshd, true);
+        (strided.layout, strided.seqused_k) = (Layout::Bshd, true);
         check(&name, &strided);
     }
 }
