@@ -180,10 +180,11 @@ pub(super) fn wrong_sequences(problem: &Problem, right: &Inputs, wrong: &Inputs)
         let offsets =
             |offsets: &Option<Vec<u32>>| offsets.as_ref().map(|offsets| offsets[sequence..sequence + 2].to_vec());
         let length = |lengths: &Option<Vec<u32>>| lengths.as_ref().map(|lengths| lengths[sequence]);
+        // The whole row of the table: new keys go to entries that no key before has.
+        let row = right.kv_batch_idx.as_ref().map_or(sequence, |batches| batches[sequence] as usize);
         let pages = |inputs: &Inputs| {
-            used_entries(problem, right, sequence)
-                .zip(inputs.page_table.as_ref())
-                .map(|(used, table)| table[used].to_vec())
+            let (paged, table) = problem.paged.zip(inputs.page_table.as_ref())?;
+            Some(table[row * paged.table_stride..][..paged.table_width].to_vec())
         };
         offsets(&right.cu_seqlens_q) != offsets(&wrong.cu_seqlens_q)
             || offsets(&right.cu_seqlens_k) != offsets(&wrong.cu_seqlens_k)
