@@ -108,12 +108,22 @@ fn each_victim(count: usize, random: &mut SplitMix64, mut spoil: impl FnMut(usiz
     }
 }
 
-/// Offsets fall, the last one in one draw of three, or pass the total.
+/// The last offset falls, or those from one on are those of longer tensors, or single ones fall or pass the total.
 fn spoil_offsets(offsets: &mut [u32], total: usize, random: &mut SplitMix64) {
     let last = offsets.len() - 1;
-    if random.below(3) == 0 {
-        offsets[last] = random.below(offsets[last - 1] as usize + 1) as u32;
-        return;
+    match random.below(4) {
+        0 => {
+            offsets[last] = random.below(offsets[last - 1] as usize + 1) as u32;
+            return;
+        }
+        1 => {
+            let (first, begin, step) = (random.below(last), total + random.below(9), 1 + random.below(9));
+            for (offset, number) in offsets[first..].iter_mut().zip(0..) {
+                *offset = (begin + number * step) as u32;
+            }
+            return;
+        }
+        _ => {}
     }
     each_victim(offsets.len(), random, |index, random| {
         let before = offsets[index.saturating_sub(1)] as usize;
