@@ -39,8 +39,9 @@ pub fn kv_cache_and_query(
     mut outputs: KvCacheOutputs<'_>,
 ) -> Result<Vec<u8>, CpuError> {
     level.check()?;
+    let early: Option<Vec<u8>> = planted!(AppendBeforeCheck: Some(append(problem, inputs, &mut outputs)), None);
     problem.validate_views(inputs, &outputs)?;
-    let query = append(problem, inputs, &mut outputs);
+    let query = early.unwrap_or_else(|| append(problem, inputs, &mut outputs));
     let lengths = problem.lengths_after(inputs);
     let KvCacheOutputs { key_cache, value_cache, attention: attended, k_scale, v_scale, .. } = outputs;
     let caches = (key_cache.as_view(), value_cache.view(&key_cache));

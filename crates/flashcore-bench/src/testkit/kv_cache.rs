@@ -635,7 +635,11 @@ impl<'a> WrongAppend<'a> {
     /// that no sequence has.
     fn take(&self, run: Result<Run, NoVerdict>, right: &Run, all: bool) -> Result<Run, NoVerdict> {
         let (problem, is_wrong) = (&self.right.problem, self.wrong_sequences(all));
-        let (fates, is_contested) = fates(&problem.attention, &self.wrong.data.attention, &is_wrong);
+        let (fates, mut is_contested) = fates(&problem.attention, &self.wrong.data.attention, &is_wrong);
+        // In one launch, a sequence with a batch or page of another may read rows that the other appends.
+        let [right_arrays, wrong_arrays] = [self.right, &self.wrong].map(|trial| &trial.data.attention);
+        is_contested |= right_arrays.kv_batch_idx != wrong_arrays.kv_batch_idx
+            || right_arrays.page_table != wrong_arrays.page_table;
         let mut run = match run {
             Err(error) if is_contested && is_race(&error) => return Ok(right.clone()),
             run => run?,
@@ -643,10 +647,10 @@ impl<'a> WrongAppend<'a> {
         run.outputs = take_outputs(&problem.attention, &fates, [&run.outputs, &right.outputs])?;
         if let (Some((query, lengths)), Some((right_query, right_lengths))) = (&mut run.between, &right.between) {
             let attended = problem.attended();
-            let poisoned = Tensor::poisoned(attended.dtype, query.len());
             if problem.transforms() && !query.is_empty() {
+                // A tensor of the append's own, which may hold anything in rows of no sequence.
                 let place = (attended.query_shape(), attended.strides().query);
-                *query = take_rows(&fates, place, [query, right_query, &poisoned])?;
+                *query = take_rows(&fates, place, [query, right_query, query])?;
             }
             for (sequence, length) in lengths.iter_mut().enumerate().filter(|&(sequence, _)| is_wrong[sequence]) {
                 *length = right_lengths[sequence];

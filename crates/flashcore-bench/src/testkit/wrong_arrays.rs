@@ -17,15 +17,15 @@ use flashcore_sim::{FaultKind, SimError};
 use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, Yardstick};
 
-/// What the device arrays of a case hold.
+/// Numbers of the device arrays of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arrays {
-    /// What the host allows.
+    /// Numbers that the host allows.
     #[default]
     Right,
     /// New keys that the cache has no room for, and padding that reaches into new keys: a device leaves such keys out.
     Crowded,
-    /// What the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
+    /// Numbers that the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
     Wrong(u64),
 }
 
@@ -108,12 +108,22 @@ fn each_victim(count: usize, random: &mut SplitMix64, mut spoil: impl FnMut(usiz
     }
 }
 
-/// Offsets fall, the last one in one draw of three, or pass the total.
+/// The last offset falls, or those from one on are those of longer tensors, or single ones fall or pass the total.
 fn spoil_offsets(offsets: &mut [u32], total: usize, random: &mut SplitMix64) {
     let last = offsets.len() - 1;
-    if random.below(3) == 0 {
-        offsets[last] = random.below(offsets[last - 1] as usize + 1) as u32;
-        return;
+    match random.below(4) {
+        0 => {
+            offsets[last] = random.below(offsets[last - 1] as usize + 1) as u32;
+            return;
+        }
+        1 => {
+            let (first, begin, step) = (random.below(last), total + random.below(9), 1 + random.below(9));
+            for (offset, number) in offsets[first..].iter_mut().zip(0..) {
+                *offset = (begin + number * step) as u32;
+            }
+            return;
+        }
+        _ => {}
     }
     each_victim(offsets.len(), random, |index, random| {
         let before = offsets[index.saturating_sub(1)] as usize;
@@ -180,10 +190,11 @@ pub(super) fn wrong_sequences(problem: &Problem, right: &Inputs, wrong: &Inputs)
         let offsets =
             |offsets: &Option<Vec<u32>>| offsets.as_ref().map(|offsets| offsets[sequence..sequence + 2].to_vec());
         let length = |lengths: &Option<Vec<u32>>| lengths.as_ref().map(|lengths| lengths[sequence]);
+        // The whole row of the table: new keys go to entries that no key before has.
+        let row = right.kv_batch_idx.as_ref().map_or(sequence, |batches| batches[sequence] as usize);
         let pages = |inputs: &Inputs| {
-            used_entries(problem, right, sequence)
-                .zip(inputs.page_table.as_ref())
-                .map(|(used, table)| table[used].to_vec())
+            let (paged, table) = problem.paged.zip(inputs.page_table.as_ref())?;
+            Some(table[row * paged.table_stride..][..paged.table_width].to_vec())
         };
         offsets(&right.cu_seqlens_q) != offsets(&wrong.cu_seqlens_q)
             || offsets(&right.cu_seqlens_k) != offsets(&wrong.cu_seqlens_k)
@@ -196,13 +207,13 @@ pub(super) fn wrong_sequences(problem: &Problem, right: &Inputs, wrong: &Inputs)
     (0..problem.batch).map(is_wrong).collect()
 }
 
-/// Rows between two offsets, as far as there are such rows.
+/// Rows between two offsets, cut to the total.
 pub(super) fn rows_between(offsets: &[u32], sequence: usize, total: usize) -> Range<usize> {
     let [begin, end] = [offsets[sequence], offsets[sequence + 1]].map(|offset| (offset as usize).min(total));
     begin..end.max(begin)
 }
 
-/// What a row of query and output may hold.
+/// Allowed contents of a row of query and output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowFate {
     /// The poison from before: no sequence has it.

@@ -34,7 +34,7 @@ use crate::{Ending, Failure, interrupt};
 /// access one byte out of bounds ends the command with a segmentation fault that says which tensor was left.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
+    after_help = "Examples:\n  flashcore verify --backend sim --suite seeds\n  flashcore verify --backend cuda --suite full\n  flashcore verify --backend cpu --cpu-level all --suite full\n  flashcore verify --backend cpu --fuzz 1000 --seed 7\n  flashcore verify --backend cpu --suite serving --fuzz 1000\n  flashcore verify --backend sim --suite wrong-arrays --part 0/5\n  flashcore verify --backend cpu --shape 4x8/2x1,300x128+scales=head --dtype 'bf16 kv e4m3'\n  flashcore verify --backend cuda --fuzz 10000 --jobs 14\n  flashcore verify --backend sim --kernel ampere --shape 1x8/2x97,203x64 --dtype bf16 --mask causal --seed 2"
 )]
 pub(crate) struct Verify {
     /// The backend that computes

@@ -41,21 +41,19 @@ pub const CHUNKS: &[Mutation] = mutations! { Group::Sequences;
 
 /// More than 16 and more than 32 sequences, of which a warp scans 32 at a time.
 pub const SCANS: &[Mutation] = mutations! { Group::Scans;
-    "ampere": "scan-of-16", "units of sequences more than 16 before are not counted" => scan_of_16;
+    "ampere": "find-in-half", "units of sequences past the sixteenth of a scan are taken for the sixteenth" => find_in_half;
     "ampere": "scan-again", "the second scan has the sequences of the first" => scan_again;
-    "hopper": "scan-of-16", "units of sequences more than 16 before are not counted" => scan_of_16;
+    "hopper": "find-in-half", "units of sequences past the sixteenth of a scan are taken for the sixteenth" => find_in_half;
     "hopper": "scan-again", "the second scan has the sequences of the first" => scan_again;
 };
 
-/// The last step of the prefix sum adds nothing.
-fn scan_of_16(kernel: &mut Kernel) -> usize {
-    let half = Operand::Constant(16);
-    let is_last = |op: &Op| matches!(op, Op::Shuffle { mode: ShuffleMode::Up, index, .. } if *index == half);
-    rewrite_if(kernel, is_last, |_, mut instruction| {
-        if let Op::Shuffle { ty, d, .. } = instruction.op {
-            instruction.op = Op::Mov { ty, d, a: Operand::Constant(0) };
-        }
-        vec![instruction]
+/// The lane whose sequence has a unit is at most the sixteenth.
+fn find_in_half(kernel: &mut Kernel) -> usize {
+    let reduces = |op: &Op| matches!(op, Op::ReduceWarp { .. });
+    rewrite(kernel, Find::every(&["find"], reduces), |_, instruction| {
+        let Op::ReduceWarp { ty, d, .. } = instruction.op else { return vec![instruction] };
+        let most = Op::Min { ty, d, a: Operand::Register(d), b: Operand::Constant(15) };
+        vec![instruction.clone(), Instruction { op: most, ..instruction }]
     })
 }
 

@@ -364,8 +364,8 @@ mod tests {
         assert_eq!(cases[7].command(), command);
     }
 
-    /// What one run of the gates draws has appends without room, padding that reaches into new keys, and more sequences than
-    /// half a scan, a whole one and two, for each kernel that scans.
+    /// One run of the gates draws appends without room, padding that reaches into new keys, and more sequences than half a
+    /// scan, a whole one and two, for each kernel that scans.
     #[test]
     fn the_gates_draw_crowded_caches_and_scans() {
         let cases = fuzz_serving(Runner::Sim(Kernels::All), 60, 0);

@@ -54,11 +54,18 @@ pub fn serving(runner: Runner) -> Vec<Case> {
     }
     let quantized = quantized_caches(!matches!(runner, Runner::Cpu(_)));
     for (seed, GrowingCache { problem, lengths }) in growing_caches().into_iter().chain(quantized).enumerate() {
-        // Without room for all new keys, as only a device takes it.
-        let is_crowded = matches!(runner, Runner::Sim(_)) && seed % 3 == 1;
-        let arrays = if is_crowded { Arrays::Crowded } else { Arrays::Right };
-        let case = |backend| Case { lengths, arrays, ..Case::with_kv_cache(problem.clone(), seed as u64, backend) };
-        cases.extend(backends(runner, &problem.attended()).into_iter().map(case));
+        let case =
+            |arrays, backend| Case { lengths, arrays, ..Case::with_kv_cache(problem.clone(), seed as u64, backend) };
+        // Without room for all new keys, as a device takes it and the CPU does not.
+        let crowded = (seed % 3 == 1).then_some(Arrays::Crowded);
+        for backend in backends(runner, &problem.attended()) {
+            let arrays = match backend {
+                Backend::Cpu(_) => [Some(Arrays::Right), crowded],
+                Backend::Sim(_) => [crowded.or(Some(Arrays::Right)), None],
+                Backend::Cuda(_) => [Some(Arrays::Right), None],
+            };
+            cases.extend(arrays.into_iter().flatten().map(|arrays| case(arrays, backend)));
+        }
     }
     let (backend, kernels) = named(runner);
     let option = kernel_option(kernels);
