@@ -355,7 +355,8 @@ def call(model, case, way):
         ids = given["input_ids"]
         mask = padding("left" if way == "chunks left" else "none", *ids.shape, LENGTHS[1])
         outs, cache, start = [], None, 0
-        for part in ids.split((110, 1, 120, 69), 1):
+        # A chunk of one token is one that was generated, and no padding: models do not mask it.
+        for part in ids.split((110, 8, 1, 112, 69), 1):
             end = start + part.shape[1]
             more = {} if way == "chunks" else {"attention_mask": mask[:, :end]}
             if way != "chunks" and "position_ids" in case.parameters:
