@@ -36,6 +36,8 @@ class LazyMask(torch.Tensor):
     bias: "Optional[torch.Tensor]"
     # The sequences that position_ids pack are the mask's; cu_seq_lens say the same.
     is_packed: bool
+    # Rows without a key are there, of which eager attention makes the mean of all values.
+    has_empty_rows: bool
     allowed: "Callable[[], torch.Tensor]"
 
     @classmethod
@@ -64,6 +66,7 @@ class LazyMask(torch.Tensor):
         return lazy_mask(
             self.shape, self.dtype, device, lambda: allowed().to(device), self.causal, self.left, self.right,
             move(self.leftpad), move(self.used), self.is_top_left, move(self.bias), self.is_packed,
+            self.has_empty_rows,
         )  # fmt: skip
 
     def eager(self) -> torch.Tensor:
@@ -95,12 +98,14 @@ def lazy_mask(
     is_top_left: bool = False,
     bias: "Optional[torch.Tensor]" = None,
     is_packed: bool = False,
+    has_empty_rows: bool = False,
 ) -> LazyMask:
     """Makes a mask; `allowed` computes the booleans of the pairs that attend."""
     memory = torch.full((), float("nan"), dtype=dtype, device=device)
     mask = memory.expand(shape).as_subclass(LazyMask)
     mask.causal, mask.left, mask.right, mask.is_top_left = causal, left, right, is_top_left
     mask.leftpad, mask.used, mask.bias, mask.is_packed, mask.allowed = leftpad, used, bias, is_packed, allowed
+    mask.has_empty_rows = has_empty_rows
     return mask
 
 
