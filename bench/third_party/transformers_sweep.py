@@ -15,6 +15,7 @@ Ways: no padding, right and left padding, holes in the mask, sequences packed by
 positions), packed by cu_seq_lens (beside eager of each sequence alone), a cache continued in chunks, the same with left
 padding, and, for the decoders named in BATCHING, generate_batch beside eager's generate, token by token.
 Everything is float32 on the CPU; batches have sequences of 300 and 187 tokens, windows are 40 and chunks 64 tokens.
+A model that gives booleans to eager attention, which adds them to the scores, is set beside sdpa.
 What is larger than rounding is set beside eager with weights that differ by 1e-6: a router that chooses another expert
 is no mistake of attention.
 The exit status is 1 if anything is wrong or an error. Each architecture has a process of its own and --limit seconds.
@@ -23,11 +24,13 @@ The exit status is 1 if anything is wrong or an error. Each architecture has a p
 from __future__ import annotations
 
 import argparse
+import collections
 import copy
 import importlib
 import inspect
 import json
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -52,10 +55,12 @@ DOCUMENTS = (90, 130, 80)
 # The largest difference that rounding is taken for, of the root of the mean square of the output.
 MOST = 1e-2
 GAINS = (1.6, 0.8, 0.4)
+# Inputs of classes that do not say which is theirs.
+MAIN = ("pixel_values", "pixel_values_videos", "hidden_states", "input_features", "input_values")
 WAYS = ("none", "right", "left", "holes", "positions", "packed", "chunks", "chunks left", "batching")
 BATCHING = (
     "llama qwen2 qwen3 mistral gemma gemma2 gemma3_text gpt_oss phi phi3 olmo2 cohere2 starcoder2 gpt_neox stablelm smollm3 "
-    "granite"
+    "granite olmo glm4 exaone4"
 ).split()
 # Head dims of their own for two of them.
 HEAD_DIMS = {"qwen3": 40, "llama": 80}
@@ -99,6 +104,9 @@ SIZES = [
 # What defaults leave out: windows that are on, a softcap that bends scores.
 OVERRIDES = {"use_sliding_window": True, "max_window_layers": 1, "attn_logit_softcapping": 5.0, "use_cache": True}
 
+# Values for None.
+ABSENT = {"sliding_window": 40, "head_dim": 16}
+
 # What a small model of a type needs beside it: sizes without a default, one layer of attention among others.
 NEEDS = {
     "bamba": {"attn_layer_indices": [1]},
@@ -112,9 +120,6 @@ NEEDS = {
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm5_next_text": {"qk_rope_head_dim": 0},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "hunyuan_v1_dense": {"head_dim": 16},
-    "hunyuan_v1_moe": {"head_dim": 16},
-    "hunyuan_vl_text": {"head_dim": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "longcat_flash": {"head_dim": 32},
 }  # fmt: skip
@@ -128,6 +133,24 @@ def wanted(name, old):
     return None
 
 
+def code_of(kind):
+    """The module that has the models of a config."""
+    return importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+
+
+def fit_sections(config, small):
+    """Sections of rotary pairs for the head dim of a small model, where positions have three numbers."""
+    rope = config.to_dict().get("rope_parameters")
+    default = re.search(r'get\("mrope_section", \[([\d, ]+)\]\)', inspect.getsource(code_of(type(config)))) if rope else None
+    section = (rope or {}).get("mrope_section") or (default and [int(size) for size in default[1].split(",")])
+    if section:
+        heads = small.get("num_attention_heads") or small["num_heads"]
+        head_dim = small.get("head_dim") or small["hidden_size"] // heads
+        pairs = int(head_dim * rope.get("partial_rotary_factor", 1)) // 2
+        short = [pairs * size // sum(section) for size in section]
+        small["rope_parameters"] = {**rope, "mrope_section": [*short[:-1], pairs - sum(short[:-1])]}
+
+
 def shrink(config, free=None):
     """A config of the same class with small sizes, and token ids that fit the vocabulary."""
     free = free if free is not None else iter(range(1, 20))
@@ -136,8 +159,8 @@ def shrink(config, free=None):
     for name, old in given.items():
         if name in OVERRIDES and old is not None:
             small[name] = OVERRIDES[name]
-        elif name == "sliding_window" and old is None:
-            small[name] = 40
+        elif name in ABSENT and old is None:
+            small[name] = ABSENT[name]
         elif isinstance(old, transformers.PreTrainedConfig):
             small[name] = shrink(old, free)
         elif isinstance(old, bool):
@@ -162,16 +185,8 @@ def shrink(config, free=None):
     if "kv_lora_rank" in given and "num_key_value_heads" in small:
         # Latent attention has as many heads of keys.
         small["num_key_value_heads"] = 4
-    heads = small.get("num_attention_heads") or given.get("num_attention_heads")
-    head_dim = small.get("head_dim") or given.get("head_dim") or (heads and small.get("hidden_size", 0) // heads)
-    for name in ("rope_parameters", "rope_scaling"):
-        old = given.get(name)
-        if isinstance(old, dict) and "mrope_section" in old:
-            # Sections of the pairs that a smaller head has.
-            section, pairs = old["mrope_section"], int(head_dim * old.get("partial_rotary_factor", 1)) // 2
-            short = [pairs * size // sum(section) for size in section]
-            small[name] = {**old, "mrope_section": [pairs - sum(short[1:]), *short[1:]]}
     small.update(NEEDS.get(config.model_type, {}))
+    fit_sections(config, small)
     kind = type(config)
     for attempt in range(6):
         try:
@@ -227,7 +242,7 @@ def classes_of(model_type):
     # A part of a model, which no auto class makes: the first class of its file that has this config.
     config = transformers.CONFIG_MAPPING[model_type]
     try:
-        code = importlib.import_module(config.__module__.replace(".configuration_", ".modeling_"))
+        code = code_of(config)
     except ImportError:
         return {}
     parts = [
@@ -263,7 +278,8 @@ class Case:
             self.config.head_dim = HEAD_DIMS[model_type]
         self.model_type = model_type
         self.parameters = inspect.signature(self.model_class.forward).parameters
-        self.main = self.model_class.main_input_name
+        names = (self.model_class.main_input_name, *MAIN)
+        self.main = next((name for name in names if name in self.parameters), names[0])
         self.is_text = "input_ids" in self.parameters
         self.is_pair = bool(getattr(self.config, "is_encoder_decoder", False)) and "decoder_input_ids" in self.parameters
         for self.gain in GAINS:
@@ -282,6 +298,13 @@ class Case:
         vision = getattr(config, "vision_config", None) or config
         size = getattr(vision, "image_size", None) or 64
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        grid = next((name for name in ("grid_thw", "image_grid_thw") if name in self.parameters), None)
+        if grid and not self.is_text:
+            # Patches of two images, one after another.
+            sizes = [getattr(config, name) for name in ("in_channels", "num_channels", "in_chans") if hasattr(config, name)][:1]
+            sizes += [getattr(config, "temporal_patch_size", 1), config.patch_size, config.patch_size]
+            patches = torch.tensor([[1, 8, 12], [1, 4, 8]])
+            return {self.main: torch.randn(128, math.prod(sizes)), grid: patches}
         pixels = torch.randn(2, getattr(vision, "num_channels", 3), height, width)
         if self.is_text and self.main in ("input_ids", "inputs_embeds"):
             given = {"input_ids": torch.randint(20, 120, (2, LENGTHS[0]))}
@@ -461,7 +484,9 @@ def first_line(error):
 
 def judge(error):
     """A refusal names the class and its reason; everything else is an error."""
-    is_ours = isinstance(error, flashcore.FlashcoreError) and "cannot have" in str(error)
+    # generate_batch has the text of an error only.
+    is_ours = isinstance(error, flashcore.FlashcoreError) or "with attn_implementation='flashcore'" in str(error)
+    is_ours = is_ours and "cannot have" in str(error)
     return "refused" if is_ours else "error"
 
 
@@ -477,12 +502,13 @@ def refusal_of(model_type, kind):
 def sweep(model_type, kind, ways):
     """What comes of each way, and the reasons."""
     flashcore.transformers.register()
-    reached = [0]
+    reached, booleans = [0], [False]
     inner = flashcore.transformers.attention_forward
 
-    def counted(*args, **options):
+    def counted(module, query, key, value, attention_mask=None, *args, **options):
         reached[0] += 1
-        return inner(*args, **options)
+        booleans[0] |= attention_mask is not None and attention_mask.dtype == torch.bool
+        return inner(module, query, key, value, attention_mask, *args, **options)
 
     transformers.AttentionInterface.register("flashcore", counted)
     try:
@@ -519,7 +545,7 @@ def sweep(model_type, kind, ways):
         except Exception as error:
             row["why"][way] = f"eager: {first_line(error)}"
             continue
-        reached[0] = 0
+        reached[0], booleans[0] = 0, False
         try:
             result, _ = call(ours, case, way)
         except Exception as error:
@@ -545,11 +571,15 @@ def sweep(model_type, kind, ways):
                 row["why"][way] = "packing is not this model's"
                 continue
             error = min(error, error_of(result, call(case.eager, case, "documents")[0], None))
+        if not error <= limit and booleans[0]:
+            sdpa = build(case.model_class, case.config, "sdpa", case.gain)
+            error = error_of(result, call(sdpa, case, way)[0], there)
+            row["why"][way] = "eager adds a boolean mask as numbers; beside sdpa"
         if error == 0 and bool(expected.isnan().all()):
             row["why"][way] = "eager: NaN"
             continue
         row["ways"][way] = ("ok" if reached[0] else "-") if error <= limit else "wrong"
-        if error > 1e-4 or row["ways"][way] == "wrong":
+        if not error <= 1e-4:
             row["why"][way] = f"{error:.1e} of {limit:.0e}"
     return row
 
@@ -616,13 +646,33 @@ def verdict(row):
     return "refused" if "refused" in found else "not applicable"
 
 
+def totals(rows):
+    """How many architectures have each verdict."""
+    return dict(sorted(collections.Counter(row["verdict"] for row in rows.values()).items()))
+
+
+def write(path, versions, rows):
+    """Writes a record, or puts rows into one of the same versions: a line for each architecture."""
+    found = {}
+    if os.path.exists(path):
+        with open(path) as file:
+            record = json.load(file)
+        if all(record[name] == version for name, version in versions.items()):
+            found = record["architectures"]
+    found.update(rows)
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(found.items())]
+    head = json.dumps({**versions, "totals": totals(found)})[:-1]
+    with open(path, "w") as file:
+        file.write(head + ', "architectures": {\n' + ",\n".join(lines) + "\n}}\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="all", help="model types with commas between, or all")
     parser.add_argument("--ways", default="all", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120, help="seconds for one architecture")
-    parser.add_argument("--record", help="a JSON file for the result")
+    parser.add_argument("--record", help="a JSON file for the result; rows of the same versions stay")
     parser.add_argument("--trace", action="store_true", help="say where a model could not be built")
     options = parser.parse_args()
     names = sorted(transformers.CONFIG_MAPPING) if options.models == "all" else options.models.split(",")
@@ -647,15 +697,9 @@ def main():
         cells = [row["ways"].get(way, "-").ljust(max(9, len(way))) for way in ways]
         reasons = "; ".join(f"{way}: {why}" for way, why in row["why"].items())
         print("  ".join([name.ljust(28), *cells, reasons, progress]), flush=True)
-    totals = {}
-    for row in rows.values():
-        totals[row["verdict"]] = totals.get(row["verdict"], 0) + 1
-    print(f"{time.monotonic() - begin:.0f} s; " + ", ".join(f"{count} {word}" for word, count in sorted(totals.items())))
+    print(f"{time.monotonic() - begin:.0f} s; " + ", ".join(f"{count} {word}" for word, count in totals(rows).items()))
     if options.record:
-        with open(options.record, "w") as file:
-            record = {**versions, "command": " ".join(["transformers_sweep.py", *sys.argv[1:]]), "totals": totals}
-            json.dump({**record, "architectures": dict(sorted(rows.items()))}, file, indent=1)
-            file.write("\n")
+        write(options.record, versions, rows)
     sys.exit(status)
 
 

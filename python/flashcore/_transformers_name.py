@@ -86,6 +86,7 @@ def answer_for(name: str) -> None:
         for module in [generic, *(each for path, each in sys.modules.items() if path.startswith("transformers.models."))]:
             if vars(module).get(is_flash.__name__) is is_flash:
                 setattr(module, is_flash.__name__, is_refused)
+    _check_pages(name)
     if not hasattr(utils, "_lazy_imports"):
         return
     from .compat import flash_attn as functions
@@ -103,3 +104,23 @@ def answer_for(name: str) -> None:
     utils._lazy_imports = lazy_imports
 
 
+
+
+def _check_pages(name: str) -> None:
+    """Refuses generate_batch to models whose layers do not hand the pages of continuous batching to attention."""
+    try:
+        from transformers.generation.continuous_batching.model_runner import ModelRunner
+    except ImportError:  # versions without it
+        return
+    inner = ModelRunner._forward_process_and_sample
+
+    @functools.wraps(inner)
+    def forward_process_and_sample(self: Any, model: Any, batch_data: Any, *args: Any) -> None:
+        inner(self, model, batch_data, *args)
+        if model.config._attn_implementation == name and not getattr(batch_data["cache"], "has_flashcore_layers", False):
+            raise Unsupported(
+                f"{type(model).__name__} cannot have generate_batch with attn_implementation={name!r}: its layers do not "
+                "hand the cache to attention; call generate"
+            )
+
+    ModelRunner._forward_process_and_sample = forward_process_and_sample

@@ -279,6 +279,7 @@ def attention_forward(
     if cache is not None and hasattr(cache, "update") and hasattr(module, "layer_idx"):
         # Continuous batching: the cache gives the keys of all sequences of the batch, or a table of its pages.
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+        cache.has_flashcore_layers = True
     if query.dtype != value.dtype:
         # Rotary embeddings and norms may have been computed in float32.
         query, key = query.to(value.dtype), key.to(value.dtype)
