@@ -116,12 +116,14 @@ NEEDS = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": 131, "pad_token_id": 1, "mask_token_id": 2},
     "esmc": {"num_key_value_heads": 4},
-    "falcon_h1": {"mamba_d_ssm": 128, "mamba_expand": 2},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
     "glm5_next_text": {"qk_rope_head_dim": 0},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "longcat_flash": {"head_dim": 32},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "t5gemma2_text": {"dropout_rate": 0.0},
 }  # fmt: skip
 
 
@@ -271,7 +273,10 @@ class Case:
         if kind == "none":
             raise RuntimeError("no class of models has this config")
         self.kind, self.model_class = kind, classes_of(model_type)[kind]
-        self.config = shrink(default_config(model_type))
+        default = default_config(model_type)
+        if self.model_class.config_class and not isinstance(default, self.model_class.config_class):
+            default = default.get_text_config()
+        self.config = shrink(default)
         if kind == "decoder" and hasattr(self.config, "is_decoder"):
             self.config.is_decoder = True
         if model_type in HEAD_DIMS:
