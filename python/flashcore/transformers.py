@@ -372,7 +372,7 @@ def attention_forward(
         sinks is not None or empty is not None,
     )  # fmt: skip
     if empty is not None:
-        out = torch.where(lse.isneginf().transpose(1, 2).unsqueeze(-1), empty, out)
+        out = torch.where(lse.isneginf().transpose(1, 2).unsqueeze(-1), empty, out).contiguous()
     if sinks is not None:
         weight = torch.sigmoid(lse.unsqueeze(-1) - sinks.float())
         out = (out * weight.transpose(1, 2)).to(out.dtype)

@@ -79,6 +79,9 @@ EQUAL = [
     ("causal without is_causal", "bigbird_pegasus", "seq2seq", "none"),
     ("chunks of attention", "llama4_text", "decoder", "none left"),
     ("a refusal of FlashAttention by its name", "hrm_text", "decoder", "none left"),
+    ("rows without a key, and states", "recurrent_gemma", "decoder", "left"),
+    ("rows without a key, and convolutions", "inkling_text", "decoder", "chunks-left"),
+    ("pages of continuous batching, head dim 40", "qwen3", "decoder", "batching"),
     ("keys that an indexer chose", "glm_moe_dsa", "decoder", "none"),
     ("keys that an indexer chose", "hy_v4", "decoder", "none"),
 ]
@@ -88,8 +91,9 @@ EQUAL = [
 def test_equal_to_eager(about, name, kind, ways):
     if name not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    row = sweep.sweep(name, kind, tuple(ways.split()))
-    assert row.get("ways") == dict.fromkeys(ways.split(), "ok"), (about, row)
+    ways = tuple(way.replace("-", " ") for way in ways.split())
+    row = sweep.sweep(name, kind, ways)
+    assert row.get("ways") == dict.fromkeys(ways, "ok"), (about, row)
 
 
 @torch.no_grad()
@@ -146,6 +150,42 @@ def test_masks_of_users(shape):
         torch.testing.assert_close(ours(ids, attention_mask=mask).logits, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(flashcore.InvalidArgument, match="BertSelfAttention .*attention_mask is torch.int32"):
         ours(ids, attention_mask=allowed.int())
+
+
+@torch.no_grad()
+def test_a_row_of_minus_infinity():
+    """Eager attention divides by zero, and the result says so."""
+    eager, ours = (make("bert", "encoder", name) for name in ("eager", "flashcore"))
+    ids = torch.randint(20, 120, (2, 50))
+    added = torch.zeros(2, 1, 50, 50)
+    added[1, :, 7] = -float("inf")
+    expected, found = (model(ids, attention_mask=added).logits for model in (eager, ours))
+    assert bool(expected[1].isnan().all()) and not expected[0].isnan().any()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@torch.no_grad()
+def test_rows_without_a_key():
+    """The mean of all values, as the least number makes all scores equal."""
+    eager, ours = (make("llama", "decoder", name) for name in ("eager", "flashcore"))
+    window = dict(layer_types=["sliding_attention"] * 4, sliding_window=16)
+    narrow = [make("qwen2", "decoder", name, **window) for name in ("eager", "flashcore")]
+    ids = torch.randint(20, 120, (2, 210))
+    for pair, sides in (((eager, ours), ("left", "holes")), (narrow, ("right", "left"))):
+        for side in sides:
+            mask = sweep.padding(side, 2, 210, 130)
+            if side == "holes":
+                mask[0, :3] = 0
+            expected, found = (model(ids, attention_mask=mask, use_cache=False).logits for model in pair)
+            assert sweep.error_of(found, expected, None) < 1e-3
+
+
+@torch.no_grad()
+def test_continuous_batching_is_refused():
+    """The layers of StableLM do not hand the cache to attention."""
+    ours = make("stablelm", "decoder", "flashcore")
+    with pytest.raises(RuntimeError, match="StableLmForCausalLM cannot have generate_batch with attn_implementation"):
+        sweep.models.continuous(ours, [[21, 22, 23], [24, 25]], 4)
 
 
 @torch.no_grad()
