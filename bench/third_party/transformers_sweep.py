@@ -97,7 +97,8 @@ SIZES = [
     (r"^(mamba_d_head|mamba_head_dim)$", 16),
     (r"^(linear_num_key_heads|linear_num_value_heads)$", 4),
     (r"^(linear_key_head_dim|linear_value_head_dim)$", 16),
-    (r"^(image_size|img_size)$", lambda old: [64, 64] if isinstance(old, (list, tuple)) else 64),
+    (r"^frames_per_clip$", 8),
+    (r"^(image_size|img_size|crop_size)$", lambda old: [64, 64] if isinstance(old, (list, tuple)) else 64),
     (r"^(num_nextn_predict_layers|num_mtp_layers)$", 0),
 ]  # fmt: skip
 
