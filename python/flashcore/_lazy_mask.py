@@ -32,11 +32,11 @@ class LazyMask(torch.Tensor):
     # Keys of each batch: `[leftpad, used)`, int32.
     leftpad: "Optional[torch.Tensor]"
     used: "Optional[torch.Tensor]"
-    # 0 and minus infinity in float32 for a mask that the attributes above cannot say.
+    # 0 and `LEAST` in float32 for a mask that the attributes above cannot say.
     bias: "Optional[torch.Tensor]"
     # The sequences that position_ids pack are the mask's; cu_seq_lens say the same.
     is_packed: bool
-    # Rows without a key are there, of which eager attention makes the mean of all values.
+    # Ranges have rows without a key, of which eager attention makes the mean of all values.
     has_empty_rows: bool
     allowed: "Callable[[], torch.Tensor]"
 
@@ -109,6 +109,11 @@ def lazy_mask(
     return mask
 
 
+# Beside it every score is lost to rounding, as beside the least number that eager attention adds: a row without a key is
+# the mean of all values. The least number itself would be minus infinity in the kernels, whose exponents have base 2.
+LEAST = -1e30
+
+
 def bias_of(allowed: torch.Tensor) -> torch.Tensor:
-    """0 where a pair attends, and minus infinity."""
-    return torch.zeros(allowed.shape, dtype=torch.float32, device=allowed.device).masked_fill_(~allowed, -float("inf"))
+    """0 where a pair attends, and `LEAST`."""
+    return torch.zeros(allowed.shape, dtype=torch.float32, device=allowed.device).masked_fill_(~allowed, LEAST)

@@ -18,7 +18,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from ._errors import InvalidArgument, Unsupported
-from ._lazy_mask import LazyMask, bias_of, lazy_mask
+from ._lazy_mask import LEAST, LazyMask, bias_of, lazy_mask
 from ._transformers_name import answer_for
 from .compat._common import adjacent, columns
 from .torch import forward, kvcache_forward, varlen_forward
@@ -145,11 +145,9 @@ def attention_mask(
             keys.is_top_left, has_empty_rows=keys.has_empty_rows,
         )  # fmt: skip
     mask = allowed()
-    # A row that was generated is no padding.
-    has_empty_rows = q_length > 1 if torch.compiler.is_compiling() else not bool(mask.any(-1).all())
     return lazy_mask(
         mask.shape, dtype, device, lambda: mask, causal, left, right, bias=bias_of(mask),
-        is_packed=is_packed and attention_mask is None, has_empty_rows=has_empty_rows,
+        is_packed=is_packed and attention_mask is None,
     )  # fmt: skip
 
 
@@ -339,7 +337,8 @@ def attention_forward(
                 bias = bias_of(mask)
             else:
                 # Eager attention divides by 0 where all that is added is minus infinity.
-                bias, empty = mask.float(), v.new_full((), float("nan"))
+                added, empty = mask.float(), v.new_full((), float("nan"))
+                bias = torch.where(added.isneginf(), added, added.clamp(min=LEAST))
         elif mask.shape[3] != k.shape[1] or (mask.shape[2] != q.shape[1] and (mask.shape[2] != 1 or causal or left >= 0)):
             refuse(
                 InvalidArgument,
