@@ -112,6 +112,7 @@ ABSENT = {"sliding_window": 40, "head_dim": 16}
 NEEDS = {
     "bamba": {"attn_layer_indices": [1]},
     "blenderbot": {"decoder_layers": 2},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 4},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 96},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},

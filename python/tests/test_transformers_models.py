@@ -50,7 +50,7 @@ OWN = [
     ("ibert", "encoder"), ("tapas", "encoder"), ("visual_bert", "base"), ("xglm", "decoder"), ("bloom", "decoder"),
     ("gpt_neox_japanese", "decoder"), ("led", "seq2seq"), ("mvp", "seq2seq"), ("trocr", "decoder"), ("gptj", "decoder"),
     ("gpt_neo", "decoder"), ("falcon", "decoder"), ("mpt", "decoder"), ("longformer", "encoder"), ("sam", "base"),
-    ("data2vec-vision", "base"),
+    ("data2vec-vision", "base"), ("deepseek_ocr2", "text of several"),
 ]  # fmt: skip
 
 
@@ -60,6 +60,21 @@ def test_own_attention_is_refused(name, kind):
         make(name, kind, "flashcore")
     # Nothing else knows of it.
     make(name, kind, "eager")
+
+
+def test_an_unknown_argument_is_refused(monkeypatch):
+    """A model of another library, or of a later version, whose attention is more than flashcore's."""
+
+    class Slanted(transformers.LlamaForCausalLM):
+        pass
+
+    def slanted_eager_attention_forward(module, query, key, value, attention_mask, scaling, slopes, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(sys.modules[__name__], "slanted", slanted_eager_attention_forward, raising=False)
+    config = sweep.shrink(sweep.default_config("llama"))
+    with pytest.raises(flashcore.Unsupported, match="^Slanted cannot have .* takes slopes, which flashcore does not know"):
+        sweep.build(Slanted, config, "flashcore", 0.8)
 
 
 # What each row is about, the architecture, and the ways to call it.
@@ -131,6 +146,23 @@ def test_packed_sequences_are_not_ignored():
     for mask in (triangle, padding):
         with pytest.raises(flashcore.Unsupported, match="LlamaAttention .*attention_mask too"):
             ours(ids, attention_mask=mask, **both)
+
+
+@torch.no_grad()
+def test_a_module_without_is_causal():
+    """It attends every key, in packed sequences and beside a mask of two dimensions."""
+    q, k, v = torch.randn(3, 1, 4, 210, 16)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    parts = [slice(0, 90), slice(90, 210)]
+    expected = torch.cat([attend(q[:, :, rows], k[:, :, rows], v[:, :, rows]) for rows in parts], 2).transpose(1, 2)
+    options = packed_options("cu_seq_lens_q", "cu_seq_lens_k")
+    found, _ = flashcore.transformers.attention_forward(torch.nn.Module(), q, k, v, None, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    mask = torch.ones(1, 210, dtype=torch.long)
+    mask[0, 190:] = 0
+    found, _ = flashcore.transformers.attention_forward(torch.nn.Module(), q, k, v, mask)
+    expected = attend(q, k[:, :, :190], v[:, :, :190]).transpose(1, 2)
+    torch.testing.assert_close(found[:, :190], expected[:, :190], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
