@@ -132,6 +132,9 @@ def continuous(model, prompts, tokens):
     results = model.generate_batch(
         inputs=prompts, generation_config=config, continuous_batching_config=options, warmup=False
     )
+    failed = [result.error for result in results.values() if result.error]
+    if failed:
+        raise RuntimeError(failed[0])
     return torch.tensor([results[name].generated_tokens for name in sorted(results)])
 
 

@@ -32,10 +32,12 @@ class LazyMask(torch.Tensor):
     # Keys of each batch: `[leftpad, used)`, int32.
     leftpad: "Optional[torch.Tensor]"
     used: "Optional[torch.Tensor]"
-    # 0 and minus infinity in float32 for a mask that the attributes above cannot say.
+    # 0 and `LEAST` in float32 for a mask that the attributes above cannot say.
     bias: "Optional[torch.Tensor]"
     # The sequences that position_ids pack are the mask's; cu_seq_lens say the same.
     is_packed: bool
+    # Ranges have rows without a key, of which eager attention makes the mean of all values.
+    has_empty_rows: bool
     allowed: "Callable[[], torch.Tensor]"
 
     @classmethod
@@ -64,6 +66,7 @@ class LazyMask(torch.Tensor):
         return lazy_mask(
             self.shape, self.dtype, device, lambda: allowed().to(device), self.causal, self.left, self.right,
             move(self.leftpad), move(self.used), self.is_top_left, move(self.bias), self.is_packed,
+            self.has_empty_rows,
         )  # fmt: skip
 
     def eager(self) -> torch.Tensor:
@@ -95,15 +98,22 @@ def lazy_mask(
     is_top_left: bool = False,
     bias: "Optional[torch.Tensor]" = None,
     is_packed: bool = False,
+    has_empty_rows: bool = False,
 ) -> LazyMask:
     """Makes a mask; `allowed` computes the booleans of the pairs that attend."""
     memory = torch.full((), float("nan"), dtype=dtype, device=device)
     mask = memory.expand(shape).as_subclass(LazyMask)
     mask.causal, mask.left, mask.right, mask.is_top_left = causal, left, right, is_top_left
     mask.leftpad, mask.used, mask.bias, mask.is_packed, mask.allowed = leftpad, used, bias, is_packed, allowed
+    mask.has_empty_rows = has_empty_rows
     return mask
 
 
+# Beside it every score is lost to rounding, as beside the least number that eager attention adds: a row without a key is
+# the mean of all values. The least number itself would be minus infinity in the kernels, whose exponents have base 2.
+LEAST = -1e30
+
+
 def bias_of(allowed: torch.Tensor) -> torch.Tensor:
-    """0 where a pair attends, and minus infinity."""
-    return torch.zeros(allowed.shape, dtype=torch.float32, device=allowed.device).masked_fill_(~allowed, -float("inf"))
+    """0 where a pair attends, and `LEAST`."""
+    return torch.zeros(allowed.shape, dtype=torch.float32, device=allowed.device).masked_fill_(~allowed, LEAST)

@@ -8,6 +8,7 @@ import sys
 from typing import Any, Optional, Tuple
 
 from transformers import PreTrainedModel, masking_utils
+from transformers.utils import generic
 
 from ._errors import Unsupported
 
@@ -73,6 +74,19 @@ def answer_for(name: str) -> None:
             return getattr(config, "_attn_implementation", None) != name and is_flash(config, *args, **options)
 
         masking_utils.is_flash_attention_requested = is_flash_attention_requested
+
+        # Models ask by the name before they take it, and refuse masks that are a bias here. The library itself was
+        # imported before, and goes on to take the name for FlashAttention.
+        @functools.wraps(is_flash)
+        def is_refused(config: Any = None, requested_attention_implementation: Any = None, **options: Any) -> bool:
+            if requested_attention_implementation == name:
+                return False
+            return is_flash(config, requested_attention_implementation, **options)
+
+        for module in [generic, *(each for path, each in sys.modules.items() if path.startswith("transformers.models."))]:
+            if vars(module).get(is_flash.__name__) is is_flash:
+                setattr(module, is_flash.__name__, is_refused)
+    _check_pages(name)
     if not hasattr(utils, "_lazy_imports"):
         return
     from .compat import flash_attn as functions
@@ -90,3 +104,23 @@ def answer_for(name: str) -> None:
     utils._lazy_imports = lazy_imports
 
 
+
+
+def _check_pages(name: str) -> None:
+    """Refuses generate_batch to models whose layers do not hand the pages of continuous batching to attention."""
+    try:
+        from transformers.generation.continuous_batching.model_runner import ModelRunner
+    except ImportError:  # versions without it
+        return
+    inner = ModelRunner._forward_process_and_sample
+
+    @functools.wraps(inner)
+    def forward_process_and_sample(self: Any, model: Any, batch_data: Any, *args: Any) -> None:
+        inner(self, model, batch_data, *args)
+        if model.config._attn_implementation == name and not getattr(batch_data["cache"], "has_flashcore_layers", False):
+            raise Unsupported(
+                f"{type(model).__name__} cannot have generate_batch with attn_implementation={name!r}: its layers do not "
+                "hand the cache to attention; call generate"
+            )
+
+    ModelRunner._forward_process_and_sample = forward_process_and_sample

@@ -18,7 +18,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 from ._errors import InvalidArgument, Unsupported
-from ._lazy_mask import LazyMask, bias_of, lazy_mask
+from ._lazy_mask import LEAST, LazyMask, bias_of, lazy_mask
 from ._transformers_name import answer_for
 from .compat._common import adjacent, columns
 from .torch import forward, kvcache_forward, varlen_forward
@@ -117,12 +117,16 @@ def attention_mask(
         is_plain = mask_function in (masking_utils.causal_mask_function, _bidirectional)
         pattern: "Optional[_Pattern]" = _Pattern(causal=mask_function is not _bidirectional) if is_plain else None
         if is_plain and attention_mask is None:
-            keys = _keys(batch_size, q_length, kv_length, first_row, 0, None, mask_function is not _bidirectional, device)
+            is_ordered = mask_function is not _bidirectional
+            keys = _keys(batch_size, q_length, kv_length, first_row, 0, None, is_ordered, -1, -1, device)
     else:
         pattern = _pattern(mask_function)
         if pattern is not None and not pattern.is_packed:
             is_ordered = mask_function is not _bidirectional
-            keys = _keys(batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, device)
+            keys = _keys(
+                batch_size, q_length, kv_length, first_row, kv_offset, attention_mask, is_ordered, pattern.left,
+                0 if pattern.causal else pattern.right, device,
+            )  # fmt: skip
     for name in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
         options[name] = False
     if cache_position is not None:
@@ -136,7 +140,10 @@ def attention_mask(
     causal, left, right, is_packed = pattern or _Pattern()
     dtype = options.get("dtype", torch.float32)
     if keys is not None:
-        return lazy_mask((batch_size, 1, q_length, kv_length), dtype, device, allowed, causal, left, right, *keys)
+        return lazy_mask(
+            (batch_size, 1, q_length, kv_length), dtype, device, allowed, causal, left, right, keys.leftpad, keys.used,
+            keys.is_top_left, has_empty_rows=keys.has_empty_rows,
+        )  # fmt: skip
     mask = allowed()
     return lazy_mask(
         mask.shape, dtype, device, lambda: mask, causal, left, right, bias=bias_of(mask),
@@ -151,6 +158,7 @@ class _Keys(NamedTuple):
     used: "Optional[torch.Tensor]" = None
     # The first row is at the first key; else the last row is at the last key.
     is_top_left: bool = False
+    has_empty_rows: bool = False
 
 
 def _keys(
@@ -161,6 +169,8 @@ def _keys(
     kv_offset: int,
     padding: "Optional[torch.Tensor]",
     is_ordered: bool,
+    left: int,
+    right: int,
     device: Any,
 ) -> "Optional[_Keys]":
     """The ranges of keys, or None for a mask with holes."""
@@ -182,17 +192,19 @@ def _keys(
         (last == end).all(),
         (last == kv_length).all(),
         torch.as_tensor(first_row == 0, device=there.device).all(),
+        # The first row ends before the first key, or the last row begins after the last key.
+        (count == 0).any() | ((first > first_row + right).any() & (right >= 0)) | ((last + left < end).any() & (left >= 0)),
     ]
-    is_range, from_start, to_end, is_full, is_first = torch.stack(checks).tolist()
+    is_range, from_start, to_end, is_full, is_first, is_empty = torch.stack(checks).tolist()
     if not is_range:
         return None
     if is_full and from_start and (to_end or not is_ordered):
         return _Keys()
     used = last.to(torch.int32)
     if to_end or not is_ordered:
-        return _Keys(None if from_start else first.to(torch.int32), used)
+        return _Keys(None if from_start else first.to(torch.int32), used, has_empty_rows=is_empty)
     if from_start and is_first:
-        return _Keys(used=used, is_top_left=True)
+        return _Keys(used=used, is_top_left=True, has_empty_rows=is_empty)
     return None
 
 
@@ -265,6 +277,7 @@ def attention_forward(
     if cache is not None and hasattr(cache, "update") and hasattr(module, "layer_idx"):
         # Continuous batching: the cache gives the keys of all sequences of the batch, or a table of its pages.
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+        cache.has_flashcore_layers = True
     if query.dtype != value.dtype:
         # Rotary embeddings and norms may have been computed in float32.
         query, key = query.to(value.dtype), key.to(value.dtype)
@@ -301,13 +314,15 @@ def attention_forward(
         out = _packed(q, k, v, lengths, scale, causal, left, right, cap, head_sinks)
         return columns(out, value_dim).reshape(*q.shape[:3], value_dim), None
 
+    # What rows without a key have in place of 0.
+    empty: "Optional[torch.Tensor]" = None
     is_top_left, leftpad, used, bias = False, None, None, None
     if mask is not None and mask.dim() == 2:
         end = k.shape[1] - q.shape[1]
-        keys = _keys(q.shape[0], q.shape[1], k.shape[1], end, 0, mask, causal or left >= 0, mask.device)
+        keys = _keys(q.shape[0], q.shape[1], k.shape[1], end, 0, mask, causal or left >= 0, -1, -1, mask.device)
         if keys is None:
             refuse(InvalidArgument, f"attention_mask has shape {tuple(mask.shape)} and holes; give one of four dimensions")
-        leftpad, used, is_top_left = keys
+        leftpad, used, is_top_left = keys[:3]
     elif mask is not None:
         if mask.dim() != 4:
             refuse(InvalidArgument, f"attention_mask has shape {tuple(mask.shape)}; it must have 2 or 4 dimensions")
@@ -318,7 +333,12 @@ def attention_forward(
                     f"attention_mask is {mask.dtype}, which eager attention would add to the scores; give bool (true: "
                     "attended), or floating point (added)",
                 )
-            bias = bias_of(mask) if mask.dtype == torch.bool else mask.float()
+            if mask.dtype == torch.bool:
+                bias = bias_of(mask)
+            else:
+                # Eager attention divides by 0 where all that is added is minus infinity.
+                added, empty = mask.float(), v.new_full((), float("nan"))
+                bias = torch.where(added.isneginf(), added, added.clamp(min=LEAST))
         elif mask.shape[3] != k.shape[1] or (mask.shape[2] != q.shape[1] and (mask.shape[2] != 1 or causal or left >= 0)):
             refuse(
                 InvalidArgument,
@@ -331,6 +351,9 @@ def attention_forward(
             bias = bias_of(mask.allowed())
         else:
             leftpad, used, is_top_left = mask.leftpad, mask.used, mask.is_top_left
+    if isinstance(mask, LazyMask) and mask.has_empty_rows:
+        # Models with convolutions and states mix these rows into others.
+        empty = v.mean(1, keepdim=True).repeat_interleave(q.shape[2] // v.shape[2], 2)
     if indices is not None:
         chosen = torch.zeros(q.shape[0], 1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
         chosen = chosen.scatter(-1, indices.long().unsqueeze(1), True)
@@ -345,8 +368,10 @@ def attention_forward(
         bias = added if bias is None else bias + added
     out, lse = forward(
         q, k, v, scale, causal, left, right, cap, is_top_left, None, head_sinks, bias, None, used, leftpad,
-        sinks is not None,
+        sinks is not None or empty is not None,
     )  # fmt: skip
+    if empty is not None:
+        out = torch.where(lse.isneginf().transpose(1, 2).unsqueeze(-1), empty, out).contiguous()
     if sinks is not None:
         weight = torch.sigmoid(lse.unsqueeze(-1) - sinks.float())
         out = (out * weight.transpose(1, 2)).to(out.dtype)

@@ -26,7 +26,11 @@ flashcore.transformers.register()
 
 @pytest.fixture(autouse=True)
 def registered():
+    # Two pools of threads on a loaded machine wait for each other.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(threads)
     flashcore.transformers.register()
 
 
@@ -46,7 +50,7 @@ OWN = [
     ("ibert", "encoder"), ("tapas", "encoder"), ("visual_bert", "base"), ("xglm", "decoder"), ("bloom", "decoder"),
     ("gpt_neox_japanese", "decoder"), ("led", "seq2seq"), ("mvp", "seq2seq"), ("trocr", "decoder"), ("gptj", "decoder"),
     ("gpt_neo", "decoder"), ("falcon", "decoder"), ("mpt", "decoder"), ("longformer", "encoder"), ("sam", "base"),
-    ("data2vec-vision", "base"),
+    ("data2vec-vision", "base"), ("deepseek_ocr2", "text of several"),
 ]  # fmt: skip
 
 
@@ -56,6 +60,21 @@ def test_own_attention_is_refused(name, kind):
         make(name, kind, "flashcore")
     # Nothing else knows of it.
     make(name, kind, "eager")
+
+
+def test_an_unknown_argument_is_refused(monkeypatch):
+    """A model of another library, or of a later version, whose attention is more than flashcore's."""
+
+    class Slanted(transformers.LlamaForCausalLM):
+        pass
+
+    def slanted_eager_attention_forward(module, query, key, value, attention_mask, scaling, slopes, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(sys.modules[__name__], "slanted", slanted_eager_attention_forward, raising=False)
+    config = sweep.shrink(sweep.default_config("llama"))
+    with pytest.raises(flashcore.Unsupported, match="^Slanted cannot have .* takes slopes, which flashcore does not know"):
+        sweep.build(Slanted, config, "flashcore", 0.8)
 
 
 # What each row is about, the architecture, and the ways to call it.
@@ -74,6 +93,10 @@ EQUAL = [
     ("causal without is_causal", "pegasus_x", "seq2seq", "none"),
     ("causal without is_causal", "bigbird_pegasus", "seq2seq", "none"),
     ("chunks of attention", "llama4_text", "decoder", "none left"),
+    ("a refusal of FlashAttention by its name", "hrm_text", "decoder", "none left"),
+    ("rows without a key, and states", "recurrent_gemma", "decoder", "left"),
+    ("rows without a key, and convolutions", "inkling_text", "decoder", "chunks-left"),
+    ("pages of continuous batching, head dim 40", "qwen3", "decoder", "batching"),
     ("keys that an indexer chose", "glm_moe_dsa", "decoder", "none"),
     ("keys that an indexer chose", "hy_v4", "decoder", "none"),
 ]
@@ -83,8 +106,9 @@ EQUAL = [
 def test_equal_to_eager(about, name, kind, ways):
     if name not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    row = sweep.sweep(name, kind, tuple(ways.split()))
-    assert row.get("ways") == dict.fromkeys(ways.split(), "ok"), (about, row)
+    ways = tuple(way.replace("-", " ") for way in ways.split())
+    row = sweep.sweep(name, kind, ways)
+    assert row.get("ways") == dict.fromkeys(ways, "ok"), (about, row)
 
 
 @torch.no_grad()
@@ -125,6 +149,23 @@ def test_packed_sequences_are_not_ignored():
 
 
 @torch.no_grad()
+def test_a_module_without_is_causal():
+    """It attends every key, in packed sequences and beside a mask of two dimensions."""
+    q, k, v = torch.randn(3, 1, 4, 210, 16)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    parts = [slice(0, 90), slice(90, 210)]
+    expected = torch.cat([attend(q[:, :, rows], k[:, :, rows], v[:, :, rows]) for rows in parts], 2).transpose(1, 2)
+    options = packed_options("cu_seq_lens_q", "cu_seq_lens_k")
+    found, _ = flashcore.transformers.attention_forward(torch.nn.Module(), q, k, v, None, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    mask = torch.ones(1, 210, dtype=torch.long)
+    mask[0, 190:] = 0
+    found, _ = flashcore.transformers.attention_forward(torch.nn.Module(), q, k, v, mask)
+    expected = attend(q, k[:, :, :190], v[:, :, :190]).transpose(1, 2)
+    torch.testing.assert_close(found[:, :190], expected[:, :190], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("shape", [(2, 1, 1, 2), (2, 1, 2, 1), (2, 1, 2, 2), (2, 1, 1, 1)], ids=str)
 def test_masks_of_users(shape):
     """Their type says what they are, and no shape makes one ours."""
@@ -141,6 +182,42 @@ def test_masks_of_users(shape):
         torch.testing.assert_close(ours(ids, attention_mask=mask).logits, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(flashcore.InvalidArgument, match="BertSelfAttention .*attention_mask is torch.int32"):
         ours(ids, attention_mask=allowed.int())
+
+
+@torch.no_grad()
+def test_a_row_of_minus_infinity():
+    """Eager attention divides by zero, and the result says so."""
+    eager, ours = (make("bert", "encoder", name) for name in ("eager", "flashcore"))
+    ids = torch.randint(20, 120, (2, 50))
+    added = torch.zeros(2, 1, 50, 50)
+    added[1, :, 7] = -float("inf")
+    expected, found = (model(ids, attention_mask=added).logits for model in (eager, ours))
+    assert bool(expected[1].isnan().all()) and not expected[0].isnan().any()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
+@torch.no_grad()
+def test_rows_without_a_key():
+    """The mean of all values, as the least number makes all scores equal."""
+    eager, ours = (make("llama", "decoder", name) for name in ("eager", "flashcore"))
+    window = dict(layer_types=["sliding_attention"] * 4, sliding_window=16)
+    narrow = [make("qwen2", "decoder", name, **window) for name in ("eager", "flashcore")]
+    ids = torch.randint(20, 120, (2, 210))
+    for pair, sides in (((eager, ours), ("left", "holes")), (narrow, ("right", "left"))):
+        for side in sides:
+            mask = sweep.padding(side, 2, 210, 130)
+            if side == "holes":
+                mask[0, :3] = 0
+            expected, found = (model(ids, attention_mask=mask, use_cache=False).logits for model in pair)
+            assert sweep.error_of(found, expected, None) < 1e-3
+
+
+@torch.no_grad()
+def test_continuous_batching_is_refused():
+    """The layers of StableLM do not hand the cache to attention."""
+    ours = make("stablelm", "decoder", "flashcore")
+    with pytest.raises(RuntimeError, match="StableLmForCausalLM cannot have generate_batch with attn_implementation"):
+        sweep.models.continuous(ours, [[21, 22, 23], [24, 25]], 4)
 
 
 @torch.no_grad()
