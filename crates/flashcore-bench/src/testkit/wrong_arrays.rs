@@ -17,15 +17,15 @@ use flashcore_sim::{FaultKind, SimError};
 use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, Yardstick};
 
-/// What the device arrays of a case hold.
+/// Contents of the device arrays of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arrays {
-    /// What the host allows.
+    /// Entries that the host allows.
     #[default]
     Right,
     /// New keys that the cache has no room for, and padding that reaches into new keys: a device leaves such keys out.
     Crowded,
-    /// What the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
+    /// Entries that the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
     Wrong(u64),
 }
 
@@ -213,7 +213,7 @@ pub(super) fn rows_between(offsets: &[u32], sequence: usize, total: usize) -> Ra
     begin..end.max(begin)
 }
 
-/// What a row of query and output may hold.
+/// Contents that a row of query and output may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowFate {
     /// The poison from before: no sequence has it.

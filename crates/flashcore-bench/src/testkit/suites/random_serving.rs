@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(cases[7].command(), command);
     }
 
-    /// What one run of the gates draws has appends without room, padding that reaches into new keys, and more sequences than
+    /// The cases of one run of the gates have appends without room, padding that reaches into new keys, and more sequences than
     /// half a scan, a whole one and two, for each kernel that scans.
     #[test]
     fn the_gates_draw_crowded_caches_and_scans() {
