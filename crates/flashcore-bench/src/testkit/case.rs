@@ -59,7 +59,7 @@ pub struct Case {
     pub lengths: SequenceLengths,
     /// Form of the scales of 8-bit tensors; without it, the seed draws one.
     pub scales: Option<ScaleForm>,
-    /// Numbers of the arrays that lie on a device.
+    /// Contents of the arrays that lie on a device.
     pub arrays: Arrays,
     /// The append before attention, where the KV cache grows; its attention is the problem.
     pub kv_cache: Option<Box<KvCacheProblem>>,

@@ -17,15 +17,15 @@ use flashcore_sim::{FaultKind, SimError};
 use crate::testkit::simulate::simulate;
 use crate::testkit::verify::{NoVerdict, Yardstick};
 
-/// Numbers of the device arrays of a case.
+/// Contents of the device arrays of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arrays {
-    /// Numbers that the host allows.
+    /// Entries that the host allows.
     #[default]
     Right,
     /// New keys that the cache has no room for, and padding that reaches into new keys: a device leaves such keys out.
     Crowded,
-    /// Numbers that the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
+    /// Entries that the host refuses, by number: of the arrays that the problem has, each alone in turn and then all.
     Wrong(u64),
 }
 
@@ -207,13 +207,13 @@ pub(super) fn wrong_sequences(problem: &Problem, right: &Inputs, wrong: &Inputs)
     (0..problem.batch).map(is_wrong).collect()
 }
 
-/// Rows between two offsets, cut to the total.
+/// Rows between two offsets, as far as there are such rows.
 pub(super) fn rows_between(offsets: &[u32], sequence: usize, total: usize) -> Range<usize> {
     let [begin, end] = [offsets[sequence], offsets[sequence + 1]].map(|offset| (offset as usize).min(total));
     begin..end.max(begin)
 }
 
-/// Allowed contents of a row of query and output.
+/// Contents that a row of query and output may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowFate {
     /// The poison from before: no sequence has it.

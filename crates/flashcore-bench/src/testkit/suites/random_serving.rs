@@ -364,8 +364,8 @@ mod tests {
         assert_eq!(cases[7].command(), command);
     }
 
-    /// One run of the gates draws appends without room, padding that reaches into new keys, and more sequences than half a
-    /// scan, a whole one and two, for each kernel that scans.
+    /// The cases of one run of the gates have appends without room, padding that reaches into new keys, and for kernels that
+    /// scan more sequences than half a scan, a whole one and two.
     #[test]
     fn the_gates_draw_crowded_caches_and_scans() {
         let cases = fuzz_serving(Runner::Sim(Kernels::All), 60, 0);
