@@ -1,0 +1,279 @@
+//! The suite `counts`: each count that code loops over is 0, 1, each constant of the code, one more, and far more.
+//!
+//! The constants come from the code (`LIMITS` of the CPU backend and of the kernels), so that cases move with them, and all
+//! backends have the cases of all constants: a loop that is right up to a bound is right up to that of another backend too,
+//! until somebody changes it.
+
+use std::collections::BTreeSet;
+
+use flashcore_kernels::{AmpereConfig, Config, HopperConfig};
+use flashcore_problem::{DType, KvCacheProblem, Layout, MergeProblem, PagedKv, Problem, Rotary, RotaryStyle, Stress};
+
+use super::gpu_features::named;
+use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::{Backend, Case, Numbers};
+
+/// A count that code loops over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Count {
+    /// Rows of a group of heads.
+    Rows,
+    /// Keys of a sequence.
+    Keys,
+    /// Tiles of keys, through a pipeline of so many stages.
+    Tiles,
+    /// Splits of the keys of a few rows.
+    Splits,
+    /// Chunks of the keys of a sequence.
+    Chunks,
+    /// Heads of keys.
+    KeyHeads,
+    /// Query heads of a group.
+    GroupHeads,
+    /// Sequences of a batch.
+    Sequences,
+    /// Sequences that new keys are appended to.
+    NewSequences,
+    /// Pages of a sequence.
+    Pages,
+    /// Partial results of a merge.
+    Parts,
+}
+
+/// Each constant, and the counts that are compared with it.
+const TABLE: &[(&str, &[Count])] = &[
+    ("blocked::KV_TILE", &[Count::Keys]),
+    ("blocked::MAX_KV_TILE", &[Count::Keys]),
+    ("blocked::MAX_LANES", &[Count::Rows]),
+    ("blocked::MAX_PACKED_TILES", &[Count::Tiles]),
+    ("decode::INTERLEAVED_KV_TILE", &[Count::Keys]),
+    ("decode::KV_TILE", &[Count::Keys]),
+    ("decode::MAX_HEADS", &[Count::KeyHeads]),
+    ("decode::MAX_ROWS", &[Count::Rows, Count::GroupHeads]),
+    ("scheduler::MAX_FUSED_ITEM_ROWS", &[Count::Rows]),
+    ("scheduler::MAX_ITEM_ROWS", &[Count::Rows]),
+    ("scheduler::MIN_ITEMS", &[Count::Splits]),
+    ("scheduler::MIN_SPLIT_KEYS", &[Count::Keys]),
+    ("combine::SPLITS_AT_ONCE", &[Count::Splits, Count::Chunks]),
+    ("merge::MOST_UNROLLED", &[Count::Parts]),
+    ("merge::PARTS_AT_ONCE", &[Count::Parts]),
+    ("primitives::LANES", &[Count::Splits, Count::Chunks, Count::Sequences, Count::NewSequences]),
+    ("sm80::MAX_SPLITS", &[Count::Splits]),
+];
+
+/// Every constant with its value.
+fn limits() -> impl Iterator<Item = (&'static str, usize)> {
+    flashcore_cpu::LIMITS.iter().chain(flashcore_kernels::LIMITS).copied()
+}
+
+/// The value of a constant.
+fn limit(name: &str) -> usize {
+    limits().find(|(other, _)| *other == name).map_or(1, |(_, value)| value)
+}
+
+impl Count {
+    const ALL: [Self; 11] = [
+        Self::Rows,
+        Self::Keys,
+        Self::Tiles,
+        Self::Splits,
+        Self::Chunks,
+        Self::KeyHeads,
+        Self::GroupHeads,
+        Self::Sequences,
+        Self::NewSequences,
+        Self::Pages,
+        Self::Parts,
+    ];
+
+    /// Far more than any constant: on the CPU, and on a GPU, which the simulator stands in for.
+    const fn far(self) -> (usize, usize) {
+        match self {
+            Self::Rows => (2500, 1500),
+            Self::Keys => (9000, 2100),
+            Self::Tiles => (40, 40),
+            Self::Splits => (65, 100),
+            Self::Chunks => (65, 100),
+            Self::KeyHeads => (40, 40),
+            Self::GroupHeads => (71, 71),
+            Self::Sequences => (5000, 500),
+            Self::NewSequences => (300, 100),
+            Self::Pages => (5000, 1100),
+            Self::Parts => (1000, 300),
+        }
+    }
+
+    /// The numbers that it takes.
+    fn numbers(self, is_gpu: bool) -> BTreeSet<usize> {
+        let of_this =
+            |(name, _): &(&str, usize)| TABLE.iter().any(|(other, counts)| name == other && counts.contains(&self));
+        let constants = limits().filter(of_this).map(|(_, value)| value);
+        let far = if is_gpu { self.far().1 } else { self.far().0 };
+        constants.flat_map(|value| [value, value + 1]).chain([0, 1, 2, far]).collect()
+    }
+}
+
+/// The merges of so many parts, by each element type in turn.
+pub fn merges() -> Vec<MergeProblem> {
+    let numbers = Count::Parts.numbers(true).into_iter().filter(|&parts| parts >= 2);
+    let merge = |parts: usize| MergeProblem::new(parts, 5, 2, 24, [DType::F32, DType::F16, DType::Bf16][parts % 3]);
+    numbers.map(merge).collect()
+}
+
+/// Each count at each of its numbers.
+pub fn counts(runner: Runner) -> Vec<Case> {
+    let (backend, kernels) = named(runner);
+    let is_gpu = !matches!(runner, Runner::Cpu(_));
+    let mut cases = Vec::new();
+    for count in Count::ALL {
+        for number in count.numbers(is_gpu) {
+            for (problem, configs) in problems(count, number, is_gpu) {
+                let backends: Vec<Backend> = match (runner, kernels) {
+                    (Runner::Cpu(level), _) => vec![Backend::Cpu(level)],
+                    (_, Kernels::Only(config)) => vec![Backend::Sim(config)],
+                    (_, Kernels::All) => configs.into_iter().map(Backend::Sim).collect(),
+                };
+                for backend in backends {
+                    let dtype = if is_gpu { kernels.dtype(problem.dtype) } else { problem.dtype };
+                    let mut problem = problem.clone();
+                    problem.dtype = dtype;
+                    if takes(backend, &problem) {
+                        cases.extend(of_all_numbers(count, number, &problem, backend, cases.len()));
+                    }
+                }
+            }
+        }
+    }
+    let option = kernel_option(kernels);
+    let command =
+        |number: usize| format!("flashcore verify --backend {backend}{option} --suite counts --only {number}");
+    let on_gpu = |backend| match (runner, backend) {
+        (Runner::Cuda(_), Backend::Sim(config)) => Backend::Cuda(config),
+        (_, other) => other,
+    };
+    let case =
+        |(number, case): (usize, Case)| Case { command: Some(command(number)), backend: on_gpu(case.backend), ..case };
+    cases.into_iter().enumerate().map(case).collect()
+}
+
+/// The case with what its tensors hold by turns; scores that rise and fall along splits, chunks and tiles of their own.
+fn of_all_numbers(count: Count, number: usize, problem: &Problem, backend: Backend, index: usize) -> Vec<Case> {
+    /// The seed of the largest scores, see [`Stress::Rising`].
+    const LARGEST: u64 = 2;
+    let stress = |stress| Case {
+        numbers: Numbers::Stress(stress),
+        ..Case::new(problem.clone(), LARGEST + 3 * index as u64, backend)
+    };
+    let plain = Case::new(problem.clone(), index as u64, backend);
+    match count {
+        Count::NewSequences => {
+            let mut growing = KvCacheProblem::new(problem.clone(), 2);
+            growing.rotary =
+                (number % 2 == 1).then(|| Rotary::new(RotaryStyle::Neox, problem.head_dim, problem.key_length));
+            vec![Case::with_kv_cache(growing, index as u64, backend)]
+        }
+        Count::Tiles | Count::Splits | Count::Chunks if number > 2 => {
+            const ALONG: [Stress; 4] = [Stress::Falling, Stress::SpikeFirst, Stress::SpikeLast, Stress::OneKey];
+            vec![plain, stress(Stress::Rising), stress(ALONG[index / 3 % ALONG.len()])]
+        }
+        _ => vec![plain],
+    }
+}
+
+/// Problems in which a count is a number, each with the configs of GPUs that make it so.
+fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Config>)> {
+    const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+    let dim = if is_gpu { 32 } else { 8 };
+    let dtype = if is_gpu { DTYPES[number % 2] } else { DTYPES[number % 3] };
+    let base = |batch: usize, heads: usize, queries: usize, keys: usize| {
+        Problem::new(batch, heads, queries, dim, dtype).with_key_length(keys).with_lse(true)
+    };
+    let ampere = AmpereConfig { warps: 2, tile_n: 16, ..AmpereConfig::default() };
+    let hopper = HopperConfig {
+        warpgroups: 1,
+        tile_n: 16,
+        persistent: false,
+        overlap_rescale: false,
+        ..HopperConfig::default()
+    };
+    let chunked = [
+        Config::Ampere(AmpereConfig { persistent: 3, pack_gqa: true, chunk_keys: 16, ..ampere }),
+        Config::Hopper(HopperConfig { pdl: true, chunk_keys: 16, ..hopper }),
+    ];
+    let both = || vec![Config::Ampere(ampere), Config::Hopper(hopper)];
+    // Few rows, which a CPU decodes, and more than it decodes.
+    let (few, more) = (1, limit("decode::MAX_ROWS") + 1);
+    match count {
+        Count::Rows => vec![(base(1, 1, number, 40), both())],
+        Count::Keys => {
+            vec![(base(1, 2, few, number).with_layout(Layout::Bshd), both()), (base(1, 2, more, number), both())]
+        }
+        Count::Tiles if is_gpu => {
+            let stages = |stages: u32| {
+                let pipelines = [
+                    Config::Ampere(AmpereConfig { stages, ..ampere }),
+                    Config::Hopper(HopperConfig { stages: stages.max(2), ..hopper }),
+                ];
+                let tiles = [number, stages as usize, stages as usize + 1];
+                tiles.map(|tiles| (base(1, 1, more, 16 * tiles), pipelines.to_vec()))
+            };
+            if number == 2 {
+                [1, 2, 3, 5, 8].into_iter().flat_map(stages).collect()
+            } else {
+                vec![(base(1, 1, more, 16 * number), both())]
+            }
+        }
+        Count::Tiles => {
+            // So many groups that none is split.
+            let (heads, keys) = (4, number * limit("blocked::KV_TILE"));
+            let batch = limit("scheduler::MIN_ITEMS") / heads;
+            let rows = if number > limit("blocked::MAX_PACKED_TILES") + 1 { few } else { more };
+            vec![(base(batch, heads, few, keys), Vec::new()), (base(batch, heads, rows, keys), Vec::new())]
+        }
+        Count::Splits if is_gpu => {
+            let config = Config::Ampere(AmpereConfig { num_splits: number as u32, pack_gqa: true, ..ampere });
+            vec![(base(1, 2, few, 16 * number), vec![config])]
+        }
+        Count::Chunks if !is_gpu => Vec::new(),
+        Count::Splits => {
+            let keys = number * limit("scheduler::MIN_SPLIT_KEYS");
+            vec![(base(1, 1, few, keys), Vec::new()), (base(1, 1, more, keys), Vec::new())]
+        }
+        Count::Chunks => vec![(base(1, 2, few, 16 * number).with_seqused_k(true), chunked.to_vec())],
+        Count::KeyHeads => vec![(base(1, number, few, 40).with_layout(Layout::Bshd), both())],
+        Count::GroupHeads => {
+            vec![(base(1, number, 3, 40).with_key_heads(1), chunked.into_iter().chain(both()).collect())]
+        }
+        Count::Sequences => vec![(base(number, 1, few, 20).with_seqused_k(true), chunked.to_vec())],
+        Count::NewSequences => vec![(base(number, 1, few, 140), vec![chunked[0]])],
+        Count::Pages => {
+            let paged = |page_size: usize| {
+                let mut problem = base(1, 1, few, number * page_size).with_seqused_k(true).with_layout(Layout::Bshd);
+                problem.paged = Some(PagedKv::new(page_size, number.max(1), number));
+                problem
+            };
+            vec![
+                (paged(1), vec![Config::Ampere(ampere)]),
+                (paged(4).with_leftpad_k(true), vec![Config::Ampere(ampere)]),
+            ]
+        }
+        Count::Parts => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_cpu::Level;
+
+    /// A constant that the code gains or renames is given a count here, and so cases.
+    #[test]
+    fn every_constant_has_cases() {
+        let names: Vec<_> = limits().map(|(name, _)| name).collect();
+        let known: Vec<_> = TABLE.iter().map(|(name, _)| *name).collect();
+        for name in &names {
+            assert!(known.contains(name), "{name} has no case: say in the table what is compared with it");
+        }
+        assert_eq!(names.len(), known.len(), "the table has a constant that the code has no more");
+    }
+}
