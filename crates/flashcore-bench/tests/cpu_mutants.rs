@@ -52,33 +52,29 @@ impl Check {
     }
 }
 
+/// One in so many of the other cases.
+const STEP: usize = 9;
+
+/// Every case of the suite `counts`, and some of the suites that are about features.
+fn checks() -> Vec<Check> {
+    let runner = Runner::Cpu(Level::default_level().expect("a level"));
+    let sampled =
+        [suites::full(runner), suites::serving(runner)].into_iter().flat_map(|suite| suite.into_iter().step_by(STEP));
+    let cases: Vec<Case> = suites::counts(runner).into_iter().chain(sampled).collect();
+    let checks = cases.into_par_iter().map(Check::of);
+    checks.chain(suites::merges().into_par_iter().map(Check::Merge)).collect()
+}
+
 #[test]
 fn every_planted_bug_is_noticed() {
-    let level = Level::default_level().unwrap();
-    let runner = Runner::Cpu(level);
-    let step: usize = std::env::var("STEP").map_or(1, |s| s.parse().unwrap());
-    let start = std::time::Instant::now();
-    let cases = suites::full(runner).into_iter().step_by(step).chain(suites::serving(runner).into_iter().step_by(step));
-    let old = std::env::var("OLD").is_ok();
-    let new_only = std::env::var("NEW").is_ok();
-    let is_new = |case: &Case| {
-        case.command.as_ref().is_some_and(|c| c.contains("counts"))
-            || matches!(case.numbers, flashcore_bench::testkit::Numbers::Stress(s) if s as usize > 3)
-    };
-    let cases: Vec<Case> = cases.filter(|case| !(old && is_new(case)) && !(new_only && !is_new(case))).collect();
-    let mut checks: Vec<Check> = cases.into_par_iter().map(Check::of).collect();
-    if !old { checks.extend(suites::merges().into_iter().map(Check::Merge)); }
-    println!("{} checks, {:?}", checks.len(), start.elapsed());
-    plant(None);
+    let checks = checks();
     let complaint = || checks.par_iter().find_map_any(Check::complaint);
+    plant(None);
     assert_eq!(complaint(), None, "nothing is planted");
-    println!("none: {:?}", start.elapsed());
-    let survivors = PlantedBug::ALL.iter().filter(|bug| {
+    let survives = |bug: &&PlantedBug| {
         plant(Some(**bug));
-        let killed = complaint();
-        println!("{} {:?} {:?}", bug.name(), start.elapsed(), killed);
-        killed.is_none()
-    });
-    let survivors: Vec<_> = survivors.map(|bug| bug.name()).collect();
+        complaint().is_none()
+    };
+    let survivors: Vec<_> = PlantedBug::ALL.iter().filter(survives).map(|bug| bug.name()).collect();
     assert!(survivors.is_empty(), "no check notices {survivors:?}");
 }

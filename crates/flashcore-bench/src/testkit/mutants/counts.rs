@@ -16,9 +16,9 @@ pub const COUNTS: &[Mutation] = mutations! { Group::Counts;
         |kernel| skipped_from(kernel, Find::nth(&["splits"], |op| matches!(op, Op::Fma { .. }), 0), 2);
     "combine": "splits-past-64-are-the-64th", "splits past the 64th are read as the 64th" => |kernel| capped(kernel, "rows", 63);
     "ampere": "splits-stored-past-64", "splits past the 64th are stored as the 64th" => |kernel| capped(kernel, "rows", 63);
-    "ampere": "rescale-never-below", "an output is rescaled by 2^-16 at least" =>
+    "ampere": "rescale-never-below", "an output is rescaled by 1/256 at least" =>
         |kernel| at_least(kernel, Find::every(&["softmax", "row max"], is_exp2));
-    "hopper": "rescale-never-below", "an output is rescaled by 2^-16 at least" =>
+    "hopper": "rescale-never-below", "an output is rescaled by 1/256 at least" =>
         |kernel| at_least(kernel, Find::every(&["row max"], is_exp2));
 };
 
@@ -30,9 +30,9 @@ fn is_exp2(op: &Op) -> bool {
     matches!(op, Op::Exp2 { .. })
 }
 
-/// The powers of two found are 2^-16 at least.
+/// The powers of two found are 1/256 at least.
 fn at_least(kernel: &mut Kernel, find: Find) -> usize {
-    let least = Operand::Constant(u64::from((1.0f32 / 65_536.0).to_bits()));
+    let least = Operand::Constant(u64::from((1.0f32 / 256.0).to_bits()));
     rewrite(kernel, find, |_, instruction| {
         let Op::Exp2 { ty, d, .. } = instruction.op else { return vec![instruction] };
         let raised = Op::Max { ty, d, a: Operand::Register(d), b: least };

@@ -99,7 +99,8 @@ impl Count {
             Self::Sequences => (5000, 500),
             Self::NewSequences => (300, 100),
             Self::Pages => (5000, 1100),
-            Self::Parts => (1000, 300),
+            // The most that there can be.
+            Self::Parts => (256, 256),
         }
     }
 
@@ -109,13 +110,20 @@ impl Count {
             |(name, _): &(&str, usize)| TABLE.iter().any(|(other, counts)| name == other && counts.contains(&self));
         let constants = limits().filter(of_this).map(|(_, value)| value);
         let far = if is_gpu { self.far().1 } else { self.far().0 };
-        constants.flat_map(|value| [value, value + 1]).chain([0, 1, 2, far]).collect()
+        // Problems have a head, and merges two parts.
+        let least = match self {
+            Self::KeyHeads | Self::GroupHeads => 1,
+            Self::Parts => 2,
+            _ => 0,
+        };
+        let all = constants.flat_map(|value| [value, value + 1]).chain([0, 1, 2, far]);
+        all.filter(|&number| number >= least).collect()
     }
 }
 
 /// The merges of so many parts, by each element type in turn.
 pub fn merges() -> Vec<MergeProblem> {
-    let numbers = Count::Parts.numbers(true).into_iter().filter(|&parts| parts >= 2);
+    let numbers = Count::Parts.numbers(true).into_iter();
     let merge = |parts: usize| MergeProblem::new(parts, 5, 2, 24, [DType::F32, DType::F16, DType::Bf16][parts % 3]);
     numbers.map(merge).collect()
 }
@@ -165,6 +173,8 @@ fn of_all_numbers(count: Count, number: usize, problem: &Problem, backend: Backe
         ..Case::new(problem.clone(), LARGEST + 3 * index as u64, backend)
     };
     let plain = Case::new(problem.clone(), index as u64, backend);
+    // The many sequences of the CPU take long where they have many rows.
+    let is_cheap = problem.batch * problem.query_length <= limit("scheduler::MIN_ITEMS");
     match count {
         Count::NewSequences => {
             let mut growing = KvCacheProblem::new(problem.clone(), 2);
@@ -172,7 +182,7 @@ fn of_all_numbers(count: Count, number: usize, problem: &Problem, backend: Backe
                 (number % 2 == 1).then(|| Rotary::new(RotaryStyle::Neox, problem.head_dim, problem.key_length));
             vec![Case::with_kv_cache(growing, index as u64, backend)]
         }
-        Count::Tiles | Count::Splits | Count::Chunks if number > 2 => {
+        Count::Tiles | Count::Splits | Count::Chunks if number > 2 && is_cheap => {
             const ALONG: [Stress; 4] = [Stress::Falling, Stress::SpikeFirst, Stress::SpikeLast, Stress::OneKey];
             vec![plain, stress(Stress::Rising), stress(ALONG[index / 3 % ALONG.len()])]
         }
@@ -183,7 +193,7 @@ fn of_all_numbers(count: Count, number: usize, problem: &Problem, backend: Backe
 /// Problems in which a count is a number, each with the configs of GPUs that make it so.
 fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Config>)> {
     const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
-    let dim = if is_gpu { 32 } else { 8 };
+    let dim = if is_gpu { 32 } else { 4 };
     let dtype = if is_gpu { DTYPES[number % 2] } else { DTYPES[number % 3] };
     let base = |batch: usize, heads: usize, queries: usize, keys: usize| {
         Problem::new(batch, heads, queries, dim, dtype).with_key_length(keys).with_lse(true)
@@ -224,11 +234,18 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
             }
         }
         Count::Tiles => {
-            // So many groups that none is split.
-            let (heads, keys) = (4, number * limit("blocked::KV_TILE"));
-            let batch = limit("scheduler::MIN_ITEMS") / heads;
-            let rows = if number > limit("blocked::MAX_PACKED_TILES") + 1 { few } else { more };
-            vec![(base(batch, heads, few, keys), Vec::new()), (base(batch, heads, rows, keys), Vec::new())]
+            // So many sequences that none is split, of the same keys.
+            let shared = |queries: usize, dtype: DType, tile: &str| {
+                let mut problem = base(limit("scheduler::MIN_ITEMS"), 1, queries, number * limit(tile));
+                (problem.head_dim, problem.value_dim, problem.kv_batch, problem.dtype) = (2, 2, Some(1), dtype);
+                (problem, Vec::new())
+            };
+            let mut all = vec![shared(few, dtype, "decode::KV_TILE")];
+            if number <= limit("blocked::MAX_PACKED_TILES") + 1 {
+                all.push(shared(more, DType::Bf16, "blocked::KV_TILE"));
+                all.push(shared(more, DType::F32, "blocked::MAX_KV_TILE"));
+            }
+            all
         }
         Count::Splits if is_gpu => {
             let config = Config::Ampere(AmpereConfig { num_splits: number as u32, pack_gqa: true, ..ampere });
