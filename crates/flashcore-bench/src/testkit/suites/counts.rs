@@ -282,15 +282,114 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
 mod tests {
     use super::*;
     use flashcore_cpu::Level;
+    use std::fs;
+    use std::path::Path;
 
-    /// A constant that the code gains or renames is given a count here, and so cases.
+    /// Bounds in the code that no case is made for, and why.
+    const OTHERS: &[(&str, &str)] = &[
+        ("amx::KV_TILE", "that of blocked, by an assertion"),
+        ("avx512_bf16::KV_TILE", "that of blocked"),
+        ("kernel::KV_TILE", "that of blocked"),
+        ("kernel::MAX_ITEM_ROWS", "those of the scheduler"),
+        ("kernel::MAX_PANEL_ROWS", "that of blocked::MAX_LANES"),
+        ("microkernel::KV_TILE", "that of blocked"),
+        ("microkernel::MAX_ITEM_ROWS", "that of the scheduler"),
+        ("vector_kernel::KV_TILE", "that of blocked, or twice as many keys"),
+        ("parallel::MIN_MULTIPLY_ADDS", "work worth a thread"),
+        ("scheduler::MAX_GUIDED_ITEM", "a ratio of work"),
+        ("decode::MIN_INTERLEAVED_BYTES", "bytes"),
+        ("lookahead::MAX_FAR_LINES", "lines to prefetch"),
+        ("detect::AMX_TILE", "a bit of the processor"),
+        ("microkernel::MAX_LANE_BLOCKS", "blocks of a panel, whose rows are counted"),
+        ("real::TERMS_AT_ONCE", "terms of a sum over keys, of which tiles have a multiple"),
+        ("vector::MAX_LANES", "a quarter of blocked::MAX_LANES"),
+        ("specialization::MAX_VEC_BYTES", "bytes"),
+        ("unsupported::MOST_GRID_ROWS", "more is refused"),
+        ("unsupported::MOST_TILES", "more is refused"),
+        ("ladder::MOST_OPERAND_REGISTERS", "registers"),
+        ("ladder::WORDS_AT_ONCE", "compiled in"),
+        ("sm80::MANY_OUTPUT_REGISTERS", "registers"),
+        ("fused::MOST_OPERAND_REGISTERS", "registers"),
+        ("mma_fp8::MOST_UNORDERED_REGISTERS", "registers"),
+        ("scales::LEAST_EXPONENT", "bits of a number"),
+        ("dynamic::NO_TILE", "a number of no tile"),
+        ("output::COLUMNS_AT_ONCE", "compiled in"),
+        ("tf32::TILES_AT_A_TIME", "compiled in"),
+        ("tf32::MANY_TILES", "compiled in"),
+        ("consumer::KEYS_AT_ONCE", "keys of a tile"),
+        ("doc_boundaries::ROWS_AT_ONCE", "block masks: the suite features, and tests of their own"),
+        ("precompute::ROWS_AT_ONCE", "block masks: the suite features, and tests of their own"),
+        ("precompute::BLOCKS_AT_ONCE", "block masks: the suite features, and tests of their own"),
+        ("precompute::MAX_BLOCKS", "65,536 keys and more under a block mask: too much for the simulator"),
+        ("sorted::MAX_TILES", "16,384 rows and more under a block mask: too much for the simulator"),
+        ("interval::MAX_ENTRIES", "entries of a table of an expression: tests of their own"),
+        ("lpt::MAX_PLANNED", "the order of tiles alone"),
+        ("lpt::MIN_CANDIDATES", "the order of tiles alone"),
+        ("fused::MAX_NEW_KEYS", "more is refused, and as many are in tests of their own"),
+    ];
+
+    /// A bound that the code gains or renames is given cases here, or a reason.
     #[test]
-    fn every_constant_has_cases() {
-        let names: Vec<_> = limits().map(|(name, _)| name).collect();
-        let known: Vec<_> = TABLE.iter().map(|(name, _)| *name).collect();
-        for name in &names {
-            assert!(known.contains(name), "{name} has no case: say in the table what is compared with it");
+    fn every_bound_of_the_code_has_cases() {
+        let limits: Vec<_> = limits().map(|(name, _)| name).collect();
+        for name in &limits {
+            assert!(TABLE.iter().any(|(known, _)| known == name), "what is compared with {name}? No case has it");
         }
-        assert_eq!(names.len(), known.len(), "the table has a constant that the code has no more");
+        assert_eq!(limits.len(), TABLE.len(), "the table has a constant that the code has no more");
+        let mut found = Vec::new();
+        for package in ["flashcore-cpu", "flashcore-kernels"] {
+            bounds(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(package).join("src"), &mut found);
+        }
+        assert!(found.len() > 40, "{found:?}");
+        for bound in &found {
+            let is_known = limits.contains(&bound.as_str()) || OTHERS.iter().any(|(other, _)| other == bound);
+            assert!(is_known, "{bound} is new: add it to the `LIMITS` of its package, or to the reasons here");
+        }
+        for (name, reason) in OTHERS {
+            assert!(found.iter().any(|bound| bound == name), "{name} is no more ({reason})");
+        }
+    }
+
+    /// Constants of the files of a folder whose names are those of bounds, each after the name of its module.
+    fn bounds(folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).expect("a folder of the workspace") {
+            let path = entry.expect("an entry").path();
+            let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
+            let module = if name(&path) == "mod" { name(folder) } else { name(&path) };
+            // What heuristics choose between is right in any case.
+            if path.is_dir() && module != "heuristics" {
+                bounds(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).expect("a file of text");
+                found.extend(text.lines().filter_map(bound).map(|bound| format!("{module}::{bound}")));
+            }
+        }
+    }
+
+    /// The name of a constant integer, if it is that of a bound.
+    fn bound(line: &str) -> Option<&str> {
+        let (before, rest) = line.split_once("const ")?;
+        let (name, rest) = rest.split_once(": ")?;
+        let is_integer = ["usize = ", "u32 = ", "i32 = "].iter().any(|ty| rest.starts_with(ty));
+        let is_bound = ["MAX_", "MIN_", "MOST_", "LEAST_", "MANY_"].iter().any(|start| name.starts_with(start))
+            || ["_AT_ONCE", "_AT_A_TIME", "_TILE"].iter().any(|end| name.ends_with(end));
+        (is_integer && is_bound && !before.contains("//")).then_some(name)
+    }
+
+    /// Every case is taken by some backend, and counts are what they are meant to be.
+    #[test]
+    fn counts_reach_far_past_every_constant() {
+        let cases = counts(Runner::Cpu(Level::Portable));
+        let most = |count: fn(&Problem) -> usize| cases.iter().map(|case| count(&case.problem)).max();
+        assert!(most(|problem| problem.key_length) > Some(257 * 512 - 1));
+        assert!(most(|problem| problem.batch) > Some(4096));
+        assert!(most(|problem| problem.query_length) > Some(1025));
+        assert!(most(|problem| problem.query_heads / problem.key_heads) > Some(64));
+        assert!(most(|problem| problem.paged.map_or(0, |paged| paged.table_width)) > Some(4096));
+        for case in cases.iter().chain(&counts(Runner::Sim(Kernels::All))) {
+            assert_eq!(case.problem.validate(), Ok(()), "{case}");
+        }
+        let splits = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Ampere(config)) if config.num_splits > 32);
+        assert!(counts(Runner::Sim(Kernels::All)).iter().filter(splits).count() > 4);
     }
 }
