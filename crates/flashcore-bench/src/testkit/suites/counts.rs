@@ -357,7 +357,10 @@ mod tests {
             let name = |path: &Path| path.file_stem().expect("a name").to_string_lossy().into_owned();
             let module = if name(&path) == "mod" { name(folder) } else { name(&path) };
             // What heuristics choose between is right in any case.
-            if path.is_dir() && module != "heuristics" {
+            if module == "heuristics" || module.ends_with("tests") {
+                continue;
+            }
+            if path.is_dir() {
                 bounds(&path, found);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).expect("a file of text");
@@ -389,7 +392,8 @@ mod tests {
         for case in cases.iter().chain(&counts(Runner::Sim(Kernels::All))) {
             assert_eq!(case.problem.validate(), Ok(()), "{case}");
         }
-        let splits = |case: &&Case| matches!(case.backend, Backend::Sim(Config::Ampere(config)) if config.num_splits > 32);
+        let splits =
+            |case: &&Case| matches!(case.backend, Backend::Sim(Config::Ampere(config)) if config.num_splits > 32);
         assert!(counts(Runner::Sim(Kernels::All)).iter().filter(splits).count() > 4);
     }
 }
