@@ -41,6 +41,7 @@ mod driver;
 mod elements;
 #[expect(unsafe_code, reason = "threads write disjoint rows of one cache")]
 mod kv_cache;
+mod limits;
 #[expect(unsafe_code, reason = "threads write disjoint rows of one output")]
 mod merge;
 mod microkernel;
@@ -51,6 +52,8 @@ mod simd;
 
 pub use append::append;
 pub use kv_cache::{kv_cache, kv_cache_and_query, kv_cache_with};
+#[doc(hidden)]
+pub use limits::LIMITS;
 pub use merge::merge;
 #[cfg(feature = "planted")]
 #[doc(hidden)]

@@ -31,6 +31,7 @@ pub mod config;
 mod element;
 pub mod heuristics;
 mod launch_plan;
+mod limits;
 pub mod merge;
 mod parameters;
 pub mod primitives;
@@ -46,6 +47,8 @@ pub use config::{
 };
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
+#[doc(hidden)]
+pub use limits::LIMITS;
 pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters, SCALE_WORDS, ScaleParameters};
 pub use primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};

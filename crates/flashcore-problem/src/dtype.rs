@@ -67,6 +67,16 @@ impl DType {
         matches!(self, Self::E4m3 | Self::E5m2)
     }
 
+    /// The smallest normal number.
+    pub const fn smallest_normal(self) -> f64 {
+        match self {
+            Self::F16 | Self::E5m2 => 1.0 / (1_u64 << 14) as f64,
+            Self::Bf16 | Self::F32 => f32::MIN_POSITIVE as f64,
+            Self::F64 => f64::MIN_POSITIVE,
+            Self::E4m3 => 1.0 / 64.0,
+        }
+    }
+
     /// The largest finite number.
     pub const fn largest(self) -> f64 {
         match self {

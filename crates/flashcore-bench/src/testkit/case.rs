@@ -224,6 +224,12 @@ pub const fn stress_name(stress: Stress) -> &'static str {
         Stress::OneHot => "one-hot",
         Stress::Constant => "constant",
         Stress::SmallIntegers => "small-integers",
+        Stress::Rising => "rising",
+        Stress::Falling => "falling",
+        Stress::SpikeFirst => "spike-first",
+        Stress::SpikeLast => "spike-last",
+        Stress::OneKey => "one-key",
+        Stress::ZerosAndSubnormals => "zeros-and-subnormals",
     }
 }
 

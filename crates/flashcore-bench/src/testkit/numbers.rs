@@ -113,9 +113,9 @@ impl Planted {
                     *sink = extreme;
                 }
             }
-            Self::SubnormalValues => scale(&mut inputs.value, value, smallest_normal(types.key_value) / 8.0),
+            Self::SubnormalValues => scale(&mut inputs.value, value, types.key_value.smallest_normal() / 8.0),
             Self::SubnormalQueries => {
-                let factor = smallest_normal(types.query) / 8.0;
+                let factor = types.query.smallest_normal() / 8.0;
                 scale(&mut inputs.query, query, factor);
                 scale(&mut inputs.key, key, 0.25 / factor);
             }
@@ -148,6 +148,9 @@ impl Numbers {
         };
         if problem.bias && bias != BiasForm::PerHead {
             inputs.bias = Some(bias.random(problem, &mut random));
+        }
+        if self == Self::Stress(Stress::OneKey) {
+            inputs.mask_but_one_key(problem, seed);
         }
         if let Self::Planted(planted) = self {
             planted.plant(problem, &mut inputs, &mut random);
@@ -257,15 +260,6 @@ impl BiasForm {
             }
         }
         Bias { data, strides }
-    }
-}
-
-fn smallest_normal(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 | DType::E5m2 => 2.0_f64.powi(-14),
-        DType::Bf16 | DType::F32 => f64::from(f32::MIN_POSITIVE),
-        DType::F64 => f64::MIN_POSITIVE,
-        DType::E4m3 => 2.0_f64.powi(-6),
     }
 }
 

@@ -7,8 +7,8 @@ use flashcore_kernels::cache::{AppendPlan, AppendValues, quantize_words};
 use flashcore_kernels::merge::{MergePlan, MergeValues, UNWRITTEN};
 use flashcore_kernels::{Argument, KernelKey};
 use flashcore_problem::{
-    AppendData, AppendProblem, CacheMemory, MergeData, MergeProblem, Scale, ScaleStrides, Tensor, append_oracle_with,
-    merge_oracle,
+    AppendData, AppendProblem, CacheMemory, MergeData, MergeInputs, MergeOutputs, MergeProblem, Scale, ScaleStrides,
+    Tensor, append_oracle_with, merge_oracle,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
@@ -219,7 +219,7 @@ pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64)
         data.parts.iter_mut().for_each(|(_, lse)| lse[index] = f32::NEG_INFINITY);
     }
     let parts = data.views();
-    let inputs = flashcore_problem::MergeInputs { parts: &parts };
+    let inputs = MergeInputs { parts: &parts };
     let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
     expected.check(problem, &found, Some(&found_lse))
 }
@@ -227,6 +227,18 @@ pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64)
 /// Merges random parts in the simulator and judges the result against the oracle: nothing, or what is wrong.
 pub fn check_merge(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
     check_merge_of(plan, problem, &MergeData::random(problem, seed), seed)
+}
+
+/// Merges random parts on the CPU and judges the result against the oracle: nothing, or what is wrong.
+pub fn check_merge_on_cpu(problem: &MergeProblem, seed: u64) -> Result<(), String> {
+    let data = MergeData::random(problem, seed);
+    let parts = data.views();
+    let inputs = MergeInputs { parts: &parts };
+    let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
+    let (mut output, mut lse) = (MergeData::poisoned_output(problem), MergeData::poisoned_lse(problem));
+    let outputs = MergeOutputs { output: (&mut output).into(), lse: problem.lse.then_some(&mut lse[..]) };
+    flashcore_cpu::merge(problem, &inputs, outputs).map_err(|invalid| invalid.to_string())?;
+    expected.check(problem, &output, problem.lse.then_some(&lse))
 }
 
 /// [`check_merge`] of given parts.
@@ -243,7 +255,7 @@ pub fn check_merge_with(
     seed: u64,
 ) -> Result<(), OperationError> {
     let parts = data.views();
-    let inputs = flashcore_problem::MergeInputs { parts: &parts };
+    let inputs = MergeInputs { parts: &parts };
     let expected = merge_oracle(problem, &inputs).map_err(|invalid| OperationError::Simulator(invalid.to_string()))?;
     let mut memory = GlobalMemory::new();
     let stacked: Vec<u8> = data.parts.iter().flat_map(|(output, _)| output.data.iter().copied()).collect();

@@ -166,6 +166,9 @@ enum SuiteName {
     Defaults,
     /// Every pair of features (pairwise design), by each kernel alternately
     Features,
+    /// Every count that code loops over (splits, chunks, pages, sequences, heads, rows) at 0, 1, each constant of the code, one
+    /// more, and far more
+    Counts,
     /// Packed (varlen) and paged sequences, decode, few rows over many keys, chunked prefill
     Serving,
     /// Device arrays that the host refuses (offsets, lengths, padding, batches, pages), in the simulator: nothing outside of
@@ -190,6 +193,18 @@ enum StressName {
     Constant,
     /// Integers from -2 to 2, whose sums are exact
     SmallIntegers,
+    /// Scores that rise along the keys of each sequence
+    Rising,
+    /// Scores that fall along the keys
+    Falling,
+    /// One large score among the first keys
+    SpikeFirst,
+    /// One large score among the last keys
+    SpikeLast,
+    /// All keys masked but one
+    OneKey,
+    /// Zeros of both signs and subnormal numbers
+    ZerosAndSubnormals,
 }
 
 impl From<StressName> for Stress {
@@ -199,6 +214,12 @@ impl From<StressName> for Stress {
             StressName::OneHot => Self::OneHot,
             StressName::Constant => Self::Constant,
             StressName::SmallIntegers => Self::SmallIntegers,
+            StressName::Rising => Self::Rising,
+            StressName::Falling => Self::Falling,
+            StressName::SpikeFirst => Self::SpikeFirst,
+            StressName::SpikeLast => Self::SpikeLast,
+            StressName::OneKey => Self::OneKey,
+            StressName::ZerosAndSubnormals => Self::ZerosAndSubnormals,
         }
     }
 }
@@ -490,6 +511,7 @@ impl Verify {
                 SuiteName::Edge => suites::edge(runner),
                 SuiteName::Defaults => suites::defaults(runner),
                 SuiteName::Features => suites::features(runner),
+                SuiteName::Counts => suites::counts(runner),
                 SuiteName::Serving => suites::serving(runner),
                 SuiteName::Configs | SuiteName::Huge if self.backend == BackendName::Cpu => {
                     return Err(Failure::Usage(

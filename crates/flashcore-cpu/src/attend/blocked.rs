@@ -22,6 +22,9 @@ pub(crate) const KV_TILE: usize = 128;
 /// Upper bound of every kernel's KV tile.
 pub(crate) const MAX_KV_TILE: usize = 256;
 
+/// Upper bound of the KV tiles that are packed at once.
+pub(crate) const MAX_PACKED_TILES: usize = 16;
+
 /// Upper bound of the lanes of a row panel.
 pub(crate) const MAX_LANES: usize = 64;
 

@@ -25,7 +25,7 @@ pub(crate) const KV_TILE: usize = 128;
 
 /// Keys of a tile that several heads attend: those of eight heads of 128 columns of `bf16` are 32 KiB, and of a paged cache
 /// one page of the usual size, whose rows need no list of addresses. Every tile costs a step of the online softmax.
-const INTERLEAVED_KV_TILE: usize = 16;
+pub(crate) const INTERLEAVED_KV_TILE: usize = 16;
 
 /// Upper bound of the KV heads that attend a tile one after the other.
 pub(crate) const MAX_HEADS: usize = 8;

@@ -3,6 +3,7 @@
 use super::pack::{self, DEPTH, LANES, PAIRS, VALUE_HEADER};
 use super::survey::Survey;
 use super::{PairMultiplier, PairProduct, amx_fused, softmax, softmax16};
+use crate::attend::blocked;
 use crate::attend::decode::DecodeTile;
 use crate::attend::scoring::is_plain;
 use crate::driver::scheduler;
@@ -64,8 +65,8 @@ impl<M: PairMultiplier> Microkernel for Bf16Kernel<M> {
     const KEY_BLOCK: usize = LANES;
     const VALUE_BLOCK: usize = LANES;
     const KV_TILE: usize = M::KV_TILE;
-    const PACKED_TILES: usize = if M::IS_FUSED { 16 } else { 1 };
-    const MAX_ITEM_ROWS: usize = if M::IS_FUSED { 1024 } else { scheduler::MAX_ITEM_ROWS };
+    const PACKED_TILES: usize = if M::IS_FUSED { blocked::MAX_PACKED_TILES } else { 1 };
+    const MAX_ITEM_ROWS: usize = if M::IS_FUSED { scheduler::MAX_FUSED_ITEM_ROWS } else { scheduler::MAX_ITEM_ROWS };
     const SCALES_IN_SOFTMAX: bool = true;
 
     fn query_size(head_dim: usize) -> usize {

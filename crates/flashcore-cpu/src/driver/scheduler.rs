@@ -27,6 +27,9 @@ use std::ops::Range;
 /// one or two hundredths of using.
 pub(crate) const MAX_ITEM_ROWS: usize = 256;
 
+/// The same of a kernel whose packed keys and values serve more rows.
+pub(crate) const MAX_FUSED_ITEM_ROWS: usize = 1024;
+
 /// Lower bound of the items for each thread where there are enough query rows: so many that threads rarely wait for the last.
 const ITEMS_PER_THREAD: usize = 8;
 
@@ -34,10 +37,10 @@ const ITEMS_PER_THREAD: usize = 8;
 const DECODE_ITEMS_PER_THREAD: usize = 2;
 
 /// Lower bound of the items where there are enough rows and keys: two for each thread of a machine with 128.
-const MIN_ITEMS: usize = 256;
+pub(crate) const MIN_ITEMS: usize = 256;
 
 /// Lower bound of the keys of a split: merging two costs as much as attending one or two keys.
-const MIN_SPLIT_KEYS: usize = 4 * KV_TILE;
+pub(crate) const MIN_SPLIT_KEYS: usize = 4 * KV_TILE;
 
 /// Upper bound of the largest item, in mean items, of those that threads take several of at once.
 const MAX_GUIDED_ITEM: usize = 2;

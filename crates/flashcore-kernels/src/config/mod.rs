@@ -2,7 +2,7 @@
 
 mod ladder;
 mod name;
-mod sm80;
+pub(crate) mod sm80;
 mod sm90;
 
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, Tf32};

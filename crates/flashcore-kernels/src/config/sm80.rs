@@ -253,7 +253,7 @@ pub(crate) const fn most_operand_registers(arch: Arch, specialization: Specializ
 /// Registers of the output from which on fewer tiles of `f32` are multiplied at a time.
 const MANY_OUTPUT_REGISTERS: u32 = 64;
 /// The most KV splits.
-const MAX_SPLITS: u32 = 256;
+pub(crate) const MAX_SPLITS: u32 = 256;
 
 impl AmpereConfig {
     /// The choices that no kernel can be generated with.

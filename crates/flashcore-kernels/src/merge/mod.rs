@@ -20,9 +20,9 @@ use crate::unsupported::{Reason, check_kernel};
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 /// The most parts that are loaded all at once.
-const MOST_UNROLLED: usize = 4;
+pub(crate) const MOST_UNROLLED: usize = 4;
 /// Parts in flight in the loop over many.
-const PARTS_AT_ONCE: u32 = 4;
+pub(crate) const PARTS_AT_ONCE: u32 = 4;
 
 /// Everything of a merge that is compiled into its kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -77,11 +77,59 @@ pub enum Stress {
     Constant,
     /// Independent integers from -2 to 2: scores and unnormalised sums are exact.
     SmallIntegers,
+    /// Scores that rise along the keys of each sequence, by 30, 300 or 1,000 in all: `row_max` comes last, and jumps from tile
+    /// to tile and from split to split.
+    Rising,
+    /// Scores that fall as much: whatever comes after the first keys is as good as nothing.
+    Falling,
+    /// One score of 30, 300 or 1,000 among the first keys of each sequence.
+    SpikeFirst,
+    /// One among the last keys.
+    SpikeLast,
+    /// Scores of -30, -300 or -1,000 for all keys of a sequence but one, the first, the last or any: all but that one are
+    /// masked.
+    OneKey,
+    /// Two elements in three are 0, -0, or a subnormal number of their type.
+    ZerosAndSubnormals,
 }
 
 impl Stress {
     /// Every kind of stress.
-    pub const ALL: [Self; 4] = [Self::LargeScores, Self::OneHot, Self::Constant, Self::SmallIntegers];
+    pub const ALL: [Self; 10] = [
+        Self::LargeScores,
+        Self::OneHot,
+        Self::Constant,
+        Self::SmallIntegers,
+        Self::Rising,
+        Self::Falling,
+        Self::SpikeFirst,
+        Self::SpikeLast,
+        Self::OneKey,
+        Self::ZerosAndSubnormals,
+    ];
+
+    /// The part of the largest score that a key of a sequence of so many keys has, where that follows from its place.
+    fn share(self, key: usize, keys: usize, seed: u64) -> Option<f64> {
+        /// First or last keys among which a spike is.
+        const NEAR_AN_END: usize = 16;
+        let place = |count: usize| mix(seed) as usize % count.max(1);
+        let at = |place: usize| f64::from(u8::from(key == place));
+        let along = (key + 1) as f64 / keys as f64;
+        match self {
+            Self::LargeScores | Self::OneHot | Self::Constant | Self::SmallIntegers | Self::ZerosAndSubnormals => None,
+            Self::Rising => Some(along),
+            Self::Falling => Some(1.0 - along),
+            Self::SpikeFirst => Some(at(place(keys.min(NEAR_AN_END)))),
+            Self::SpikeLast => Some(at(keys - 1 - place(keys.min(NEAR_AN_END)))),
+            Self::OneKey => Some(at(one_key(keys, seed)) - 1.0),
+        }
+    }
+}
+
+/// The one key of a sequence of so many keys that [`Stress::OneKey`] leaves unmasked.
+fn one_key(keys: usize, seed: u64) -> usize {
+    let last = keys.saturating_sub(1);
+    [0, last, mix(seed) as usize % keys.max(1)][(seed / 3 % 3) as usize]
 }
 
 /// Each tensor draws from a stream of its own: operands that resemble one another hide swapped operands.
@@ -163,6 +211,65 @@ impl Inputs {
                 seed,
                 [&mut |_, _| integer(&mut query), &mut |_, _| integer(&mut key), &mut |_, _| integer(&mut value)],
             ),
+            Stress::Rising | Stress::Falling | Stress::SpikeFirst | Stress::SpikeLast | Stress::OneKey => {
+                let mut inputs = Self::random(problem, seed);
+                inputs.shape_scores(problem, stress, seed);
+                inputs
+            }
+            Stress::ZerosAndSubnormals => {
+                let types = problem.dtypes();
+                Self::filled(
+                    problem,
+                    seed,
+                    [
+                        &mut |_, _| tiny(types.query, &mut query),
+                        &mut |_, _| tiny(types.key_value, &mut key),
+                        &mut |_, _| tiny(types.key_value, &mut value),
+                    ],
+                )
+            }
+        }
+    }
+
+    /// Gives the scores of each sequence a shape along its keys: the first column of each query row is one number, that of a
+    /// key follows from its place.
+    fn shape_scores(&mut self, problem: &Problem, stress: Stress, seed: u64) {
+        let largest = [30.0, 300.0, 1000.0][(seed % 3) as usize];
+        let scale = if problem.scale == 0.0 { 1.0 } else { problem.scale.abs() };
+        let types = problem.dtypes();
+        let factor = (largest / scale).sqrt().min(types.query.largest()).min(types.key_value.largest());
+        let strides = problem.strides();
+        for index in 0..problem.batch {
+            let sequence = self.views().sequence(problem, index);
+            let queries: Vec<_> = (0..sequence.query_length).map(|row| sequence.query_row(row)).collect();
+            let keys: Vec<_> = (0..sequence.key_length).map(|key| sequence.key_row(key)).collect();
+            for (batch, row) in queries {
+                for head in 0..problem.query_heads {
+                    self.query.set(strides.query.row_start(batch, head, row), factor);
+                }
+            }
+            for (key, &(batch, row)) in keys.iter().enumerate() {
+                let Some(share) = stress.share(key, keys.len(), seed) else { return };
+                for head in 0..problem.key_heads {
+                    self.key.set(strides.key.row_start(batch, head, row), share * factor);
+                }
+            }
+        }
+    }
+
+    /// A bias of minus infinity for all keys but one of each sequence, the one that [`Stress::OneKey`] leaves. Terms that keys
+    /// share stay.
+    pub fn mask_but_one_key(&mut self, problem: &Problem, seed: u64) {
+        for index in 0..problem.batch {
+            let keys = self.views().sequence(problem, index).key_length;
+            let Some(bias) = self.bias.as_mut().filter(|bias| bias.strides.key != 0) else { return };
+            for (head, row) in
+                (0..problem.query_heads).flat_map(|head| (0..problem.query_length).map(move |row| (head, row)))
+            {
+                for key in (0..keys).filter(|&key| key != one_key(keys, seed)) {
+                    bias.data[bias.strides.index(index, head, row, key)] = f32::NEG_INFINITY;
+                }
+            }
         }
     }
 
@@ -187,6 +294,16 @@ impl Inputs {
         inputs.bias = problem.bias.then(|| random_bias(problem, seed));
         inputs.fill_scales(problem, seed);
         inputs
+    }
+}
+
+/// A normal number in a third, and else 0 or a subnormal number of the type, of either sign.
+fn tiny(dtype: DType, random: &mut SplitMix64) -> f64 {
+    let sign = if random.below(2) == 0 { 1.0 } else { -1.0 };
+    match random.below(3) {
+        0 => random.normal(),
+        1 => 0.0 * sign,
+        _ => sign * random.uniform() * dtype.smallest_normal(),
     }
 }
 

@@ -10,6 +10,7 @@ use super::chunks::one_fewer;
 use super::edit::{Find, change, drop, parameter, rewrite_if};
 use super::{Group, Kill, Killer, MutantsError, OtherTrial};
 use crate::testkit::operations::{OperationError, check_merge_with};
+use crate::testkit::suites;
 
 /// The architecture that they are verified for.
 const ARCH: Arch = Arch::Sm80;
@@ -22,6 +23,7 @@ pub const MERGE: &[Mutation] = mutations! { Group::Merge;
         |kernel| capped(kernel, "part_lse_stride", 1);
     "merge": "merge-adds-another-part", "parts from the third on are read as the second" =>
         |kernel| capped(kernel, "part_stride", 1);
+    "merge": "merge-parts-past-64", "parts past the 64th are read as the 64th" => |kernel| capped(kernel, "part_stride", 63);
     "merge": "merge-weights-in-base-two", "a natural LSE is taken as one of base two" => weights_in_base_two;
     "merge": "merge-sum-misses-a-part", "the weight of the second part is left out of the sum" =>
         |kernel| drop(kernel, Find::nth(&[], is_sum, 1));
@@ -69,7 +71,8 @@ pub(super) struct MergeTrial {
 impl MergeTrial {
     /// All of them.
     pub(super) fn all() -> Result<Vec<Self>, MutantsError> {
-        [3, 6].map(|parts| Self::new(MergeProblem::new(parts, 23, 3, 128, DType::F16))).into_iter().collect()
+        let small = [3, 6].map(|parts| MergeProblem::new(parts, 23, 3, 128, DType::F16));
+        small.into_iter().chain(suites::merges()).map(Self::new).collect()
     }
 
     fn new(problem: MergeProblem) -> Result<Self, MutantsError> {

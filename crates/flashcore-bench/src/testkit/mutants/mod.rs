@@ -8,6 +8,7 @@ mod addressing;
 mod block_mask;
 mod catalogue;
 mod chunks;
+mod counts;
 mod dynamic;
 mod edit;
 mod fp8;
@@ -39,6 +40,7 @@ pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
 pub use chunks::{CHUNKS, SCANS};
+pub use counts::COUNTS;
 pub use dynamic::DYNAMIC;
 pub use fp8::FP8;
 pub use fp8_mma::FP8_MMA;
@@ -76,6 +78,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         ADDRESSING,
         FAR,
         PARTS,
+        COUNTS,
         NUMERIC,
         LATE,
         CLUSTERS,

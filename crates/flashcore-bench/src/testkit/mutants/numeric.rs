@@ -214,7 +214,7 @@ fn wrong_parity_from(kernel: &mut Kernel, find: Find, first: u64) -> usize {
 }
 
 /// The instructions found do nothing from the time number `first` on.
-fn skipped_from(kernel: &mut Kernel, find: Find, first: u64) -> usize {
+pub(super) fn skipped_from(kernel: &mut Kernel, find: Find, first: u64) -> usize {
     change_from(kernel, find, first, |_, is_late, mut instruction| {
         instruction.guard = Some(Guard { predicate: is_late, negated: true });
         vec![instruction]

@@ -1,7 +1,7 @@
 //! The problems that mutants are tried on, with kernels that pass them.
 
 use flashcore_kernels::{Config, HopperConfig, WarpScheduler};
-use flashcore_problem::{Alignment, DType, LseBase, LseForm, Mask, MaskMod, PagedKv, Problem};
+use flashcore_problem::{Alignment, DType, LseBase, LseForm, Mask, MaskMod, PagedKv, Problem, Stress};
 
 use crate::testkit::simulate::FarApart;
 use crate::testkit::suites::far_trials;
@@ -18,6 +18,8 @@ pub enum Group {
     Far,
     /// More splits of the keys than a warp has lanes.
     Parts,
+    /// Counts far past every constant, and scores that rise along the keys.
+    Counts,
     /// Numbers that are slightly off, lengths one beyond a tile.
     Numeric,
     /// Many tiles of keys, and many tiles of rows for each CTA.
@@ -101,6 +103,9 @@ pub(super) fn all() -> Vec<Start> {
     let mut decoding = Problem::new(1, 2, 1, 32, DType::F16);
     (decoding.key_length, decoding.lse) = (1280, true);
     all.push(start(Group::Parts)((decoding, named("ampere-32x32-2stage-swizzled-40splits"))));
+    for (numbers, problem, config) in counted() {
+        all.push(Start { numbers, seed: 2, ..start(Group::Counts)((problem, config)) });
+    }
     for problem in numeric() {
         for config in [Config::scalar(), Config::ampere(), small_hopper()] {
             all.push(start(Group::Numeric)((problem.clone(), config)));
@@ -304,6 +309,22 @@ fn numeric() -> Vec<Problem> {
         problem
     };
     vec![problem(97, 203, DType::F16), problem(97, 203, DType::Bf16), problem(33, 257, DType::F16)]
+}
+
+/// A hundred splits, and a few tiles; scores that rise or fall by 1,000, as [`Stress`] has it with the seed of these trials.
+fn counted() -> Vec<(Numbers, Problem, Config)> {
+    let mut splits = Problem::new(1, 2, 1, 32, DType::F16).with_lse(true);
+    splits.key_length = 1600;
+    let rising = Numbers::Stress(Stress::Rising);
+    let hundred = named("ampere-32x16-2stage-swizzled-100splits");
+    let tiles = numeric().swap_remove(0);
+    vec![
+        (Numbers::Normal, splits.clone(), hundred),
+        (rising, splits, hundred),
+        (rising, tiles.clone(), Config::ampere()),
+        // It takes the last tile first.
+        (Numbers::Stress(Stress::Falling), tiles, small_hopper()),
+    ]
 }
 
 /// More than ten tiles of keys; more than five tiles of rows for each CTA.

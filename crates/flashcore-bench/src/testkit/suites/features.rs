@@ -150,7 +150,7 @@ pub(super) const EXPRESSIONS: [(Option<&str>, Option<&str>); 14] = [
 
 /// Every kind of numbers, the ordinary ones so often that most cases of a pairwise design hold them.
 pub(super) fn every_numbers() -> Vec<Numbers> {
-    let ordinary = [Numbers::Normal; 18];
+    let ordinary = [Numbers::Normal; 26];
     let stresses = Stress::ALL.map(Numbers::Stress);
     ordinary.into_iter().chain(stresses).chain(Planted::ALL.map(Numbers::Planted)).collect()
 }

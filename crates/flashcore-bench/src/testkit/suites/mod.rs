@@ -3,6 +3,7 @@
 //! Suites for GPU kernels hold what those have; the CPU has every feature, and its own lists in `cpu_features`.
 
 mod configs;
+mod counts;
 mod covering;
 mod cpu_features;
 mod design;
@@ -24,6 +25,7 @@ use crate::testkit::verify::SIMULATED_ARCH;
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 pub use configs::configs;
+pub use counts::{counts, merges};
 pub use huge::{far_trials, huge};
 pub use random_serving::fuzz_serving;
 pub use serving::serving;
@@ -243,7 +245,7 @@ pub fn defaults(runner: Runner) -> Vec<Case> {
     cases.collect()
 }
 
-/// Everything: the other suites, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
+/// Everything: the other suites and `counts`, a grid of lengths, head dimensions, masks and types, every config, and inputs made to
 /// find trouble, and a pairwise design over every feature: of 2,000 cases for the CPU, of some hundred for kernels.
 pub fn full(runner: Runner) -> Vec<Case> {
     let mut cases = seeds(runner);
@@ -297,6 +299,7 @@ pub fn full(runner: Runner) -> Vec<Case> {
     } else {
         cases.extend(features(runner));
     }
+    cases.extend(counts(runner));
     cases
 }
 

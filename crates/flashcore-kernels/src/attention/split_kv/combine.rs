@@ -17,7 +17,7 @@ use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
 /// Splits whose outputs are in flight at a time.
-const SPLITS_AT_ONCE: u32 = 16;
+pub(crate) const SPLITS_AT_ONCE: u32 = 16;
 /// Columns that a lane has beside each other, and loads at a time.
 const COLUMNS: u32 = 4;
 
