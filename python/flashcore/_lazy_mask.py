@@ -36,8 +36,8 @@ class LazyMask(torch.Tensor):
     bias: "Optional[torch.Tensor]"
     # The sequences that position_ids pack are the mask's; cu_seq_lens say the same.
     is_packed: bool
-    # Ranges have rows without a key, of which eager attention makes the mean of all values.
-    has_empty_rows: bool
+    # Rows without a key in the range, `[batch, row]`, of which eager attention makes the mean of all values.
+    empty_rows: "Optional[torch.Tensor]"
     allowed: "Callable[[], torch.Tensor]"
 
     @classmethod
@@ -66,7 +66,7 @@ class LazyMask(torch.Tensor):
         return lazy_mask(
             self.shape, self.dtype, device, lambda: allowed().to(device), self.causal, self.left, self.right,
             move(self.leftpad), move(self.used), self.is_top_left, move(self.bias), self.is_packed,
-            self.has_empty_rows,
+            move(self.empty_rows),
         )  # fmt: skip
 
     def eager(self) -> torch.Tensor:
@@ -98,14 +98,14 @@ def lazy_mask(
     is_top_left: bool = False,
     bias: "Optional[torch.Tensor]" = None,
     is_packed: bool = False,
-    has_empty_rows: bool = False,
+    empty_rows: "Optional[torch.Tensor]" = None,
 ) -> LazyMask:
     """Makes a mask; `allowed` computes the booleans of the pairs that attend."""
     memory = torch.full((), float("nan"), dtype=dtype, device=device)
     mask = memory.expand(shape).as_subclass(LazyMask)
     mask.causal, mask.left, mask.right, mask.is_top_left = causal, left, right, is_top_left
     mask.leftpad, mask.used, mask.bias, mask.is_packed, mask.allowed = leftpad, used, bias, is_packed, allowed
-    mask.has_empty_rows = has_empty_rows
+    mask.empty_rows = empty_rows
     return mask
 
 

@@ -142,7 +142,7 @@ def attention_mask(
     if keys is not None:
         return lazy_mask(
             (batch_size, 1, q_length, kv_length), dtype, device, allowed, causal, left, right, keys.leftpad, keys.used,
-            keys.is_top_left, has_empty_rows=keys.has_empty_rows,
+            keys.is_top_left, empty_rows=keys.empty_rows,
         )  # fmt: skip
     mask = allowed()
     return lazy_mask(
@@ -158,7 +158,8 @@ class _Keys(NamedTuple):
     used: "Optional[torch.Tensor]" = None
     # The first row is at the first key; else the last row is at the last key.
     is_top_left: bool = False
-    has_empty_rows: bool = False
+    # `[batch, row]`, or None where every row has a key.
+    empty_rows: "Optional[torch.Tensor]" = None
 
 
 def _keys(
@@ -186,25 +187,30 @@ def _keys(
     numbers = torch.arange(1, kv_length + 1, device=there.device)
     last = (there * numbers).amax(-1)
     first = torch.where(count > 0, (there * numbers.flip(0)).amax(-1).neg() + kv_length, 0)
+    rows = torch.arange(q_length, device=there.device) + first_row
+    empty = (count == 0).unsqueeze(1).expand(-1, q_length)
+    if right >= 0:
+        empty = empty | (rows + right < first.unsqueeze(1))
+    if left >= 0:
+        empty = empty | (rows - left >= last.unsqueeze(1))
     checks = [
         (count == last - first).all(),  # no holes
         (first == 0).all(),
         (last == end).all(),
         (last == kv_length).all(),
         torch.as_tensor(first_row == 0, device=there.device).all(),
-        # The first row ends before the first key, or the last row begins after the last key.
-        (count == 0).any() | ((first > first_row + right).any() & (right >= 0)) | ((last + left < end).any() & (left >= 0)),
+        empty.any(),
     ]
-    is_range, from_start, to_end, is_full, is_first, is_empty = torch.stack(checks).tolist()
+    is_range, from_start, to_end, is_full, is_first, has_empty = torch.stack(checks).tolist()
     if not is_range:
         return None
     if is_full and from_start and (to_end or not is_ordered):
         return _Keys()
-    used = last.to(torch.int32)
+    used, empty_rows = last.to(torch.int32), empty if has_empty else None
     if to_end or not is_ordered:
-        return _Keys(None if from_start else first.to(torch.int32), used, has_empty_rows=is_empty)
+        return _Keys(None if from_start else first.to(torch.int32), used, empty_rows=empty_rows)
     if from_start and is_first:
-        return _Keys(used=used, is_top_left=True, has_empty_rows=is_empty)
+        return _Keys(used=used, is_top_left=True, empty_rows=empty_rows)
     return None
 
 
@@ -314,9 +320,7 @@ def attention_forward(
         out = _packed(q, k, v, lengths, scale, causal, left, right, cap, head_sinks)
         return columns(out, value_dim).reshape(*q.shape[:3], value_dim), None
 
-    # What rows without a key have in place of 0.
-    empty: "Optional[torch.Tensor]" = None
-    is_top_left, leftpad, used, bias = False, None, None, None
+    is_top_left, leftpad, used, bias, is_added, empty_rows = False, None, None, None, False, None
     if mask is not None and mask.dim() == 2:
         end = k.shape[1] - q.shape[1]
         keys = _keys(q.shape[0], q.shape[1], k.shape[1], end, 0, mask, causal or left >= 0, -1, -1, mask.device)
@@ -336,8 +340,7 @@ def attention_forward(
             if mask.dtype == torch.bool:
                 bias = bias_of(mask)
             else:
-                # Eager attention divides by 0 where all that is added is minus infinity.
-                added, empty = mask.float(), v.new_full((), float("nan"))
+                is_added, added = True, mask.float()
                 bias = torch.where(added.isneginf(), added, added.clamp(min=LEAST))
         elif mask.shape[3] != k.shape[1] or (mask.shape[2] != q.shape[1] and (mask.shape[2] != 1 or causal or left >= 0)):
             refuse(
@@ -350,16 +353,13 @@ def attention_forward(
             # The kernel's columns of a bias are the keys after the padding, those of transformers all of them.
             bias = bias_of(mask.allowed())
         else:
-            leftpad, used, is_top_left = mask.leftpad, mask.used, mask.is_top_left
-    if isinstance(mask, LazyMask) and mask.has_empty_rows:
-        # Models with convolutions and states mix these rows into others.
-        empty = v.mean(1, keepdim=True).repeat_interleave(q.shape[2] // v.shape[2], 2)
+            leftpad, used, is_top_left, empty_rows = mask.leftpad, mask.used, mask.is_top_left, mask.empty_rows
     if indices is not None:
         chosen = torch.zeros(q.shape[0], 1, q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
         chosen = chosen.scatter(-1, indices.long().unsqueeze(1), True)
         if not isinstance(mask, LazyMask):
             refuse(Unsupported, "an indexer chose keys for each row, and attention_mask is not the model's own")
-        bias, leftpad, used = bias_of(mask.allowed() & chosen), None, None
+        bias, leftpad, used, empty_rows = bias_of(mask.allowed() & chosen), None, None, None
     if bias is not None:
         # The mask says everything: neither causal nor window are added to it.
         causal, left, right = False, -1, -1
@@ -368,10 +368,15 @@ def attention_forward(
         bias = added if bias is None else bias + added
     out, lse = forward(
         q, k, v, scale, causal, left, right, cap, is_top_left, None, head_sinks, bias, None, used, leftpad,
-        sinks is not None or empty is not None,
+        sinks is not None or is_added,
     )  # fmt: skip
-    if empty is not None:
-        out = torch.where(lse.isneginf().transpose(1, 2).unsqueeze(-1), empty, out).contiguous()
+    if is_added:
+        # Eager attention divides by 0 where all that is added is minus infinity.
+        out.masked_fill_(lse.isneginf().transpose(1, 2).unsqueeze(-1), float("nan"))
+    if empty_rows is not None and head_sinks is None and sinks is None:
+        # Models with convolutions and states mix these rows into others.
+        heads = out.unflatten(2, (v.shape[2], -1))
+        torch.where(empty_rows[:, :, None, None, None], v.mean(1)[:, None, :, None], heads, out=heads)
     if sinks is not None:
         weight = torch.sigmoid(lse.unsqueeze(-1) - sinks.float())
         out = (out * weight.transpose(1, 2)).to(out.dtype)

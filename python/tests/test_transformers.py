@@ -248,7 +248,10 @@ class Allocations(TorchDispatchMode):
 @pytest.mark.parametrize("make", [llama, mistral, gpt_oss, bert], ids=lambda make: make.__name__)
 @torch.no_grad()
 def test_padding_copies_nothing(make, kind, monkeypatch):
-    """Attention of a padded batch allocates its output and a few lengths, and kernels read the model's own tensors."""
+    """Attention of a padded batch allocates its output and a few lengths, and kernels read the model's own tensors.
+
+    Rows without a key, of padding, also need the mean of the values of each head.
+    """
     _, ours = pair(make, "cpu")
     seen, calls = [], []
     inner, launch = flashcore.transformers.attention_forward, flashcore.transformers.forward
@@ -256,7 +259,8 @@ def test_padding_copies_nothing(make, kind, monkeypatch):
     def counted(module, query, key, value, *args, **options):
         with Allocations() as allocations:
             result = inner(module, query, key, value, *args, **options)
-        seen.append((allocations.bytes, result[0].numel() * 4))
+        mean = 0 if kind == "none" else value[:, :, 0].numel() * 4
+        seen.append((allocations.bytes, result[0].numel() * 4, mean))
         assert calls.pop() == [x.data_ptr() for x in (query, key, value)]
         return result
 
@@ -271,10 +275,10 @@ def test_padding_copies_nothing(make, kind, monkeypatch):
     finally:
         transformers.AttentionInterface.register("flashcore", inner)
     assert len(seen) == 3
-    for allocated, output in seen:
+    for allocated, output, mean in seen:
         assert output in allocated
         allocated.remove(output)
-        assert sum(allocated) <= 64, allocated
+        assert sum(allocated) <= 64 + mean, allocated
 
 
 def test_copies_are_counted():
