@@ -73,6 +73,7 @@ def attention(
         all are; added to the scaled scores.
     cu_seqlens_*, max_seqlen_*, seqused_*, leftpad_k, kv_batch_idx, page_table: int32 arrays of packed, padded and paged
         sequences; with `page_table`, `k` and `v` are `[page, row, head, column]` ("bshd") or `[page, head, row, column]`.
+        Without `seqused_k` each sequence has `max_seqlen_k` keys, by default as many as `k` or its row of pages holds.
     q_scale, k_scale, v_scale: float32, the numbers that the codes of FP8 tensors are multiplied by: one, one for each KV
         head, `[batch, KV head]`, or one for each row, of the shape of the tensor without its columns. FP8 tensors are
         float8_e4m3fn and float8_e5m2 of torch and ml_dtypes; `k` and `v` are FP8 under a query of any type, or all three.

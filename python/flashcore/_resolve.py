@@ -175,6 +175,13 @@ def check_operand(name: str, tensor: Tensor, shape: "Tuple[int, ...]", device: "
         raise InvalidArgument(f"{name} has strides {tuple(tensor.strides)}; they must not be negative: copy it")
 
 
+def _most_keys(most: "Optional[int]", capacity: int, there: str) -> int:
+    """The keys of the longest sequence: all that there are, unless `max_seqlen_k` says fewer."""
+    if most is not None and most > capacity:
+        raise InvalidArgument(f"max_seqlen_k is {most}, and {there} {capacity} keys: it can be at most that")
+    return capacity if most is None else most
+
+
 def _mask(problem: lib.Problem, options: Options) -> None:
     left, right = window_sides((options.window_left, options.window_right))
     if options.causal:
@@ -289,10 +296,9 @@ def attention_problem(
         problem.page_table, problem.num_pages, problem.page_size = 1, k.shape[0], k.shape[1]
         problem.table_width = table.shape[1]
         problem.table_stride = table.strides[0] if table.shape[0] > 1 else 0
-        most = table.shape[1] * k.shape[1]
-        problem.key_length = most if most_k is None else min(most_k, most)
+        problem.key_length = _most_keys(most_k, table.shape[1] * k.shape[1], "page_table has pages for")
     else:
-        problem.key_length = k.shape[1] if most_k is None else min(most_k, k.shape[1])
+        problem.key_length = _most_keys(most_k, k.shape[1], "k has")
     rows = operands["page_table"].shape[0] if is_paged else k.shape[0]
     if "kv_batch_idx" in operands:
         problem.kv_batch_idx, problem.kv_batch = 1, rows

@@ -239,6 +239,7 @@ Q, KV = torch.randn(2, 8, 2, 64), [torch.randn(2, 16, 2, 64) for _ in "kv"]
 FRESH, LENGTHS, SLOT = torch.randn(2, 1, 2, 64), torch.tensor([3, 5], dtype=torch.int32), torch.arange(2)
 ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
 ROW, ONE = torch.ones(3), torch.ones(())
+PAGES, TABLE, FULL = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32), torch.ones(5, 32), torch.full((2,), 16, dtype=torch.int32)
 WRONG = [
     (lambda: ft.forward(ONE, *KV), r"q has shape \(\); it must have dimensions"),
     (lambda: fa2.flash_attn_func(Q, ONE, KV[1]), r"k has shape \(\); it must have dimensions"),
@@ -274,6 +275,14 @@ WRONG = [
     (lambda: ft.append(None, FRESH[0], *KV, SLOT), "k is a NoneType; it must be a torch tensor"),
     (lambda: ft.append(FRESH[0], FRESH[0], KV[0], None, SLOT), "v_cache is a NoneType; it must be a torch tensor"),
     (lambda: ft.merge(None, ROW), "parts is a NoneType; it must be a torch tensor"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, page_table=PAGES, max_seqlen_k=33, layout="bshd"), "max_seqlen_k is 33, and page_table has pages for 32 keys"),
+    (lambda: fa2.flash_attn_varlen_func(Q[0], *KV, ENDS, ENDS, 8, 10**5, block_table=PAGES), "max_seqlen_k is 100000, and page_table has pages for 32 keys"),
+    (lambda: flashcore.attention(Q[0], *KV, cu_seqlens_q=ENDS, seqused_k=LENGTHS, max_seqlen_k=17, layout="bshd"), "max_seqlen_k is 17, and k has 16 keys"),
+    (lambda: ft.append(FRESH[:, 0], FRESH[:, 0], *KV, torch.tensor([3, 32])), "the slot of token 1 is 32; the cache has 32 slots"),
+    (lambda: ft.append(FRESH[:, 0], FRESH[:, 0], *KV, torch.tensor([3, -2])), "the slot of token 1 is -2; the cache has 32 slots"),
+    (lambda: ft.append(FRESH[:, 0], FRESH[:, 0], *KV, SLOT, None, SLOT + 4, TABLE, TABLE), "token 1 is at position 5; cos and sin have 5 rows"),
+    (lambda: fa2.flash_attn_with_kvcache(Q[:, :1], *KV, FRESH, FRESH, TABLE, TABLE, LENGTHS), "sequence 1 is at position 5; cos and sin have 5 rows"),
+    (lambda: fa3.flash_attn_with_kvcache(Q[:, :1], *KV, FRESH, FRESH, cache_seqlens=FULL, attention_chunk=8), "a sequence has 17 keys with those that are appended, and the cache has 16 rows"),
     (lambda: flashcore.prepare(Q, 5), "k is 5; it must be a shape, such as"),
     (lambda: flashcore.prepare(Q, seqused_k=5), "seqused_k is 5; it must be a shape, such as"),
     (lambda: flashcore.prepare((1, 2, 8, 64), config=5), "config is 5; it must be the name of one"),

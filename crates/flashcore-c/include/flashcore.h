@@ -432,7 +432,8 @@ typedef struct flashcore_outputs_t {
 // flashcore_append_problem_init() and change fields.
 //
 // The key of token t goes to row slot % page_size of page slot / page_size, slot being slot_mapping[t]; so does its value.
-// A slot that is negative or past the last page is skipped. No two tokens may have the same slot.
+// Slot -1 skips a token; any other that the cache does not have is an error in the host's memory, and skipped on
+// a GPU. No two tokens may have the same slot.
 typedef struct flashcore_append_problem_t {
   // sizeof(flashcore_append_problem_t) of the caller.
   uint64_t struct_size;
@@ -456,7 +457,8 @@ typedef struct flashcore_append_problem_t {
   int32_t rotary;
   // Columns that are rotated: even, at most head_dim.
   uint64_t rotary_dim;
-  // Rows of the tables of cosines and sines; positions outside are clamped.
+  // Rows of the tables of cosines and sines. A position outside is an error in the host's memory, and clamped
+  // on a GPU.
   uint64_t max_position;
   // Elements from one row of a table to the next; at least rotary_dim / 2.
   uint64_t table_stride;
@@ -602,7 +604,8 @@ typedef struct flashcore_kvcache_problem_t {
   int32_t rotary_seqlens;
   // Columns that are rotated: even, at most head_dim.
   uint64_t rotary_dim;
-  // Rows of the tables of cosines and sines; positions outside are clamped.
+  // Rows of the tables of cosines and sines. A position outside is an error in the host's memory, and clamped
+  // on a GPU.
   uint64_t max_position;
   // Elements from one row of a table to the next; at least rotary_dim / 2.
   uint64_t table_stride;

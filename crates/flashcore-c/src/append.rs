@@ -34,7 +34,8 @@ pub struct AppendHandle {
 /// flashcore_append_problem_init() and change fields.
 ///
 /// The key of token t goes to row slot % page_size of page slot / page_size, slot being slot_mapping[t]; so does its value.
-/// A slot that is negative or past the last page is skipped. No two tokens may have the same slot.
+/// Slot -1 skips a token; any other that the cache does not have is an error in the host's memory, and skipped on
+/// a GPU. No two tokens may have the same slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AppendProblem {
@@ -60,7 +61,8 @@ pub struct AppendProblem {
     pub rotary: i32,
     /// Columns that are rotated: even, at most head_dim.
     pub rotary_dim: u64,
-    /// Rows of the tables of cosines and sines; positions outside are clamped.
+    /// Rows of the tables of cosines and sines. A position outside is an error in the host's memory, and clamped
+    /// on a GPU.
     pub max_position: u64,
     /// Elements from one row of a table to the next; at least rotary_dim / 2.
     pub table_stride: u64,

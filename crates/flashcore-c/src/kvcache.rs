@@ -45,7 +45,8 @@ pub struct KvCacheProblem {
     pub rotary_seqlens: i32,
     /// Columns that are rotated: even, at most head_dim.
     pub rotary_dim: u64,
-    /// Rows of the tables of cosines and sines; positions outside are clamped.
+    /// Rows of the tables of cosines and sines. A position outside is an error in the host's memory, and clamped
+    /// on a GPU.
     pub max_position: u64,
     /// Elements from one row of a table to the next; at least rotary_dim / 2.
     pub table_stride: u64,

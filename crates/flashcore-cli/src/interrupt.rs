@@ -130,7 +130,7 @@ fn all_of(pipe: Option<impl Read>) -> Vec<u8> {
 /// The stack of a main thread, which the work would have had.
 const STACK_BYTES: usize = 8 << 20;
 
-/// What a work has put aside. A panic while it was being put there has ended the command already.
+/// Access to the steps that a command has finished. A panic in one of them has ended the command already.
 pub(crate) fn aside<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
     kept.lock().unwrap_or_else(PoisonError::into_inner)
 }

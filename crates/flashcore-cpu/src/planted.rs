@@ -44,7 +44,7 @@ mod bugs {
                     match self { $(Self::$bug => $name,)* }
                 }
 
-                /// What is wrong.
+                /// Description of the bug.
                 pub const fn what(self) -> &'static str {
                     match self { $(Self::$bug => $what,)* }
                 }

@@ -208,7 +208,7 @@ mod tests {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "no NVIDIA driver: {reason} (tried libcuda.so, libcuda.so.1); install one, or use the cpu backend"
+                    "no NVIDIA driver: {reason} (tried libcuda.so, libcuda.so.1); install one: only the cpu backend needs none"
                 )
             );
         }

@@ -92,7 +92,7 @@ impl std::error::Error for Failure {}
 pub enum CudaError {
     /// No driver is installed, or it cannot be loaded.
     #[error(
-        "no NVIDIA driver: {reason} (tried {}); install one, or use the cpu backend", LIBRARIES.join(", ")
+        "no NVIDIA driver: {reason} (tried {}); install one: only the cpu backend needs none", LIBRARIES.join(", ")
     )]
     NoDriver {
         /// The loader's message.

@@ -94,16 +94,18 @@ impl Workspace {
     fn of_stream(&self, Streams(streams): &Streams, number: u64) -> Result<Arc<OfStream>, CudaError> {
         let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
         let known = streams.iter().rposition(|(other, _)| *other == number);
-        let of_stream = match known {
-            Some(index) => streams.remove(index).1,
-            None => {
-                if streams.len() == MOST_STREAMS {
-                    let (_, oldest) = streams.remove(0);
-                    // A thread that is about to launch on that stream keeps it until then.
-                    self.context.relax_capture(|_| Ok(drop(oldest)))?;
-                }
-                Arc::default()
+        let of_stream = if let Some(index) = known {
+            streams.remove(index).1
+        } else {
+            if streams.len() == MOST_STREAMS {
+                let (_, oldest) = streams.remove(0);
+                // A thread that is about to launch on that stream keeps it until then.
+                self.context.relax_capture(|_| {
+                    drop(oldest);
+                    Ok(())
+                })?;
             }
+            Arc::default()
         };
         streams.push((number, of_stream.clone()));
         Ok(of_stream)

@@ -311,6 +311,21 @@ pub enum TensorError {
         /// The type of the problem.
         expected: crate::PositionType,
     },
+    /// A position that the rotary tables have no row for.
+    #[error(
+        "{of} {index} is at position {position}; cos and sin have {max_position} rows (max_position), for positions from \
+         0 on: make them longer"
+    )]
+    Position {
+        /// Token or sequence.
+        of: &'static str,
+        /// The token or sequence.
+        index: usize,
+        /// Its position; of a sequence the last.
+        position: i64,
+        /// Rows of the tables.
+        max_position: usize,
+    },
     /// A batch has more keys than `key_length`.
     #[error(
         "the key length of batch {batch} is {}; it may be at most key_length, which is {key_length}", signed(*length)

@@ -70,7 +70,7 @@ pub(crate) struct Overlap {
     pub(crate) waited: bool,
 }
 
-/// Waits and triggers of CTAs, of programmatic dependent launch.
+/// Waits and triggers of CTAs in programmatic dependent launch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct GridDependency {
     /// True if a thread has waited.
@@ -82,12 +82,12 @@ pub(crate) struct GridDependency {
 }
 
 impl GridDependency {
-    /// The state of a cluster that has ended.
+    /// These waits and triggers, of a cluster that has ended.
     pub(crate) const fn of_cluster(self) -> Self {
         Self { waits_first: self.waits && !self.triggers_early, ..self }
     }
 
-    /// The state of both.
+    /// Waits and triggers of both.
     pub(crate) const fn merge(self, other: Self) -> Self {
         Self {
             waits: self.waits || other.waits,

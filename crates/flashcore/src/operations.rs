@@ -185,15 +185,16 @@ operation_plan! {
 
 #[cfg(feature = "cuda")]
 impl AppendPlan {
-    /// Reads the slots of a launch back from the GPU and checks them, to explain wrong results: a slot that the cache does
-    /// not have, unless it is -1, and a slot of two tokens are errors. A launch skips the former.
+    /// Reads slots and positions of a launch back from the GPU and checks them, to explain wrong results: a slot that the
+    /// cache does not have, unless it is -1, a slot of two tokens, and a position that the rotary tables have no row for are
+    /// errors. A launch skips the first and clamps the last.
     ///
     /// They are read in stream order, and this waits for them: a debug aid. It is refused while the stream captures a
     /// graph. With `FLASHCORE_CHECK_LENGTHS=1` in the environment every launch does it first.
     ///
     /// # Safety
     ///
-    /// As for [`launch`](Self::launch), of which nothing but the slots is read.
+    /// As for [`launch`](Self::launch), of which nothing but slots and positions is read.
     pub unsafe fn check_slots<'a>(
         &self,
         stream: impl Into<StreamRef<'a>>,
@@ -203,8 +204,7 @@ impl AppendPlan {
             return Err(Error::NotOnCuda { call: "check_slots", device: self.device.to_string() });
         };
         CUDA.check()?;
-        let slots = (tensors.slot_mapping, tensors.tokens.unwrap_or(self.problem.tokens));
         // SAFETY: the caller promises what a launch needs of addresses and stream.
-        unsafe { stream.into().with(device.context(), |stream| check_slots(&self.problem, stream, slots)) }
+        unsafe { stream.into().with(device.context(), |stream| check_slots(&self.problem, stream, &tensors)) }
     }
 }

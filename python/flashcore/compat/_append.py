@@ -6,8 +6,9 @@ from typing import Optional, Tuple
 
 import torch
 
+from .._errors import InvalidArgument
 from ..torch import append
-from ..torch._rotary import rotate
+from ..torch._rotary import is_known, rotate
 
 
 def _tokens(
@@ -45,6 +46,11 @@ def append_new(
         is_inside = entry < page_table.shape[1]
         page = page_table[cache, entry.clamp(max=page_table.shape[1] - 1)].to(torch.int64)
         slot = torch.where(page >= 0, page * page_size + row % page_size, -1)
+    # Where pages are known, their table was checked.
+    if page_table is None and is_known(row) and not bool((is_inside | (sequence >= batch)).all()):
+        raise InvalidArgument(
+            f"a sequence has {int(row.max()) + 1} keys with those that are appended, and the cache has {page_size} rows"
+        )
     slot = torch.where(is_inside & (sequence < batch), slot, -1)
     flat_k, flat_v = (x.flatten(0, 1) if x.dim() == 4 else x for x in (k, v))
     if cos is None or sin is None:

@@ -6,8 +6,6 @@ from typing import Optional, Union
 
 import torch
 
-from .._errors import InvalidArgument
-from ..torch._fast import is_dynamo_compiling
 from ..torch._rotary import rotate
 
 __all__ = ["apply_rotary_emb"]
@@ -37,16 +35,6 @@ def apply_rotary_emb(
         positions = positions + (offsets[:, None] if cu_seqlens is None else offsets[sequence])
     else:
         positions = positions + seqlen_offsets
-    _check_positions(positions, cos.shape[0])
     flat = x if cu_seqlens is not None else x.flatten(0, 1)
     result = rotate(flat, cos, sin, positions.flatten().long(), interleaved).view(x.shape)
     return x.copy_(result) if inplace else result
-
-
-def _check_positions(positions: torch.Tensor, rows: int) -> None:
-    """Refuses positions that the tables do not have; on a GPU and in a graph, where they are not known, the last row is taken."""
-    if is_dynamo_compiling() or type(positions) is not torch.Tensor or not positions.is_cpu or not positions.numel():
-        return
-    first, last = (int(end) for end in positions.aminmax())
-    if first < 0 or last >= rows:
-        raise InvalidArgument(f"positions go from {first} to {last}, and cos and sin have {rows} rows: give longer tables")

@@ -10,6 +10,7 @@ use flashcore_problem::{
 
 use crate::testkit::scale_form::ScaleForm;
 use crate::testkit::shape::text;
+use crate::testkit::wrong_arrays::Arrays;
 use crate::testkit::{BiasForm, Numbers};
 
 /// Backend that computes attention.
@@ -58,6 +59,8 @@ pub struct Case {
     pub lengths: SequenceLengths,
     /// Form of the scales of 8-bit tensors; without it, the seed draws one.
     pub scales: Option<ScaleForm>,
+    /// What the arrays hold that lie on a device.
+    pub arrays: Arrays,
     /// The append before attention, where the KV cache grows; its attention is the problem.
     pub kv_cache: Option<Box<KvCacheProblem>>,
     /// The backend.
@@ -72,8 +75,20 @@ impl Case {
     /// Independent normal inputs.
     pub const fn new(problem: Problem, seed: u64, backend: Backend) -> Self {
         let (numbers, bias, lengths) = (Numbers::Normal, BiasForm::PerHead, SequenceLengths::Ragged);
-        let scales = None;
-        Self { problem, seed, numbers, bias, lengths, scales, kv_cache: None, backend, repeats: 1, command: None }
+        let (scales, arrays) = (None, Arrays::Right);
+        Self {
+            problem,
+            seed,
+            numbers,
+            bias,
+            lengths,
+            scales,
+            arrays,
+            kv_cache: None,
+            backend,
+            repeats: 1,
+            command: None,
+        }
     }
 
     /// Attention after an append to the cache of each sequence.
@@ -167,8 +182,13 @@ impl fmt::Display for Case {
             write!(formatter, " {}", kv_cache.append_text())?;
         }
         match self.lengths {
-            SequenceLengths::Ragged => Ok(()),
-            lengths => write!(formatter, " {}", lengths.name()),
+            SequenceLengths::Ragged => {}
+            lengths => write!(formatter, " {}", lengths.name())?,
+        }
+        match self.arrays {
+            Arrays::Right => Ok(()),
+            Arrays::Crowded => formatter.write_str(" crowded"),
+            Arrays::Wrong(number) => write!(formatter, " wrong arrays {number}"),
         }
     }
 }

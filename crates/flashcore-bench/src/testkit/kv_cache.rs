@@ -1,11 +1,15 @@
 //! Attention with a growing KV cache, by every backend: append and attention are judged each on its own.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
 use flashcore::{AppendPolicy, KvCachePlan, PlanOptions};
+use flashcore_cpu::Level;
 use flashcore_ir::VerifiedKernel;
 use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues, quantize_words};
 use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{
-    Evidence, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Scale,
+    Evidence, Inputs, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Scale,
     ScaleStrides, SequenceLengths, Tensor, TensorView, Verdict, kv_cache_oracle_with,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
@@ -14,7 +18,10 @@ use crate::testkit::gpu::Gpu;
 use crate::testkit::operations::{place, place_scales, read_scale};
 use crate::testkit::simulate::{copy_outputs, launch_all};
 use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
-use crate::testkit::{Backend, Case};
+use crate::testkit::wrong_arrays::{
+    self, fates, is_race, refused, rows_between, take_outputs, take_rows, wrong_sequences,
+};
+use crate::testkit::{Arrays, Backend, Case};
 
 /// The caches: two tensors, or one memory with values so many elements after keys.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,6 +75,49 @@ impl Caches {
         (key, self.value.as_ref().map_or(TensorView { data: &key.data[start..], ..key }, TensorView::from))
     }
 
+    /// The bytes of a row of all heads, each with true if they lie in a tensor of values.
+    fn row_bytes(&self, problem: &KvCacheProblem, (batch, row): (usize, usize)) -> Vec<(bool, Range<usize>)> {
+        let (attention, offset, is_value) = (&problem.attention, self.offset, self.value.is_some());
+        let (strides, size) = (attention.strides(), attention.dtypes().key_value.size_bytes());
+        let bytes = |start: usize, columns: usize| start * size..(start + columns) * size;
+        let of_head = |head| {
+            let value = strides.value.row_start(batch, head, row) + offset;
+            [
+                (false, bytes(strides.key.row_start(batch, head, row), attention.head_dim)),
+                (is_value, bytes(value, attention.value_dim)),
+            ]
+        };
+        (0..attention.key_heads).flat_map(of_head).collect()
+    }
+
+    /// The bytes of the tensor of keys or of values.
+    fn tensor(&self, is_value: bool) -> &Tensor {
+        self.value.as_ref().filter(|_| is_value).unwrap_or(&self.key)
+    }
+
+    /// True if a row and its scales have the same bits.
+    fn has_same_row(&self, problem: &KvCacheProblem, place: (usize, usize), other: &Self) -> bool {
+        let mut taken = self.clone();
+        taken.take_row(problem, place, other);
+        taken.is_same(self)
+    }
+
+    /// Takes a row of all heads and its scales.
+    fn take_row(&mut self, problem: &KvCacheProblem, place: (usize, usize), from: &Self) {
+        for (is_value, bytes) in self.row_bytes(problem, place) {
+            let source = &from.tensor(is_value).data[bytes.clone()];
+            let tensor = self.value.as_mut().filter(|_| is_value).unwrap_or(&mut self.key);
+            tensor.data[bytes].copy_from_slice(source);
+        }
+        for (scale, from) in self.scales.iter_mut().zip(&from.scales) {
+            let (Some(scale), Some(from)) = (scale, from) else { continue };
+            for head in 0..problem.attention.key_heads {
+                let index = scale.strides.key_index(0, place, head);
+                scale.data[index] = from.data[index];
+            }
+        }
+    }
+
     fn outputs<'a>(&'a mut self, outputs: &'a mut Outputs) -> KvCacheOutputs<'a> {
         let mut outputs = match &mut self.value {
             Some(value) => KvCacheOutputs::new(&mut self.key, value, outputs.views_mut()),
@@ -87,6 +137,7 @@ fn scale_of(operands: &LaunchValues, scale: Operand) -> (u64, ScaleStrides) {
 }
 
 /// Results of one run.
+#[derive(Clone)]
 struct Run {
     caches: Caches,
     outputs: Outputs,
@@ -106,12 +157,23 @@ pub struct KvCacheTrial {
 impl KvCacheTrial {
     /// The trial of a case with a growing cache.
     pub fn new(case: &Case, problem: &KvCacheProblem) -> Result<Self, NoVerdict> {
-        Self::of(problem, case.lengths, case.seed)
+        match case.arrays {
+            Arrays::Crowded => Self::crowded(problem, case.lengths, case.seed),
+            Arrays::Right | Arrays::Wrong(_) => Self::of(problem, case.lengths, case.seed),
+        }
     }
 
     /// The trial of a problem on random inputs.
     pub fn of(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
-        let data = KvCacheData::random(problem, lengths, seed);
+        Self::with(problem, KvCacheData::random(problem, lengths, seed))
+    }
+
+    /// The trial of a problem on random inputs that only a device takes: without room for all new keys.
+    pub fn crowded(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Result<Self, NoVerdict> {
+        Self::with(problem, KvCacheData::crowded(problem, lengths, seed))
+    }
+
+    fn with(problem: &KvCacheProblem, data: KvCacheData) -> Result<Self, NoVerdict> {
         let expected = kv_cache_oracle_with(problem, &data.inputs(), data.scale_strides(problem))?;
         Ok(Self { before: Caches::new(problem, &data), problem: problem.clone(), data, expected })
     }
@@ -123,6 +185,16 @@ impl KvCacheTrial {
 
     /// Runs and judges it.
     pub fn verify(&self, case: &Case, gpu: Option<&Gpu>) -> Result<Verdict, NoVerdict> {
+        match (case.backend, case.arrays) {
+            (_, Arrays::Right) | (Backend::Sim(_), Arrays::Crowded) | (Backend::Cuda(_), _) => {}
+            (Backend::Cpu(level), Arrays::Crowded) => return self.refused_by_cpu(level),
+            (Backend::Cpu(level), Arrays::Wrong(number)) => {
+                return self.with_wrong_arrays(number).refused_by_cpu(level);
+            }
+            (Backend::Sim(config), Arrays::Wrong(number)) => {
+                return WrongAppend::new(self, number).verify(config, Kernels::default(), case.seed);
+            }
+        }
         let mut runs = Vec::new();
         for repeat in 0..=case.repeats {
             runs.push(match case.backend {
@@ -229,6 +301,43 @@ impl KvCacheTrial {
             ("lse", bits(&two.outputs.lse) == bits(&one.outputs.lse)),
         ];
         Ok(results.into_iter().filter(|(_, is_same)| !is_same).map(|(name, _)| name).collect())
+    }
+
+    /// The same on arrays by number that the host refuses.
+    fn with_wrong_arrays(&self, number: u64) -> Self {
+        let problem = &self.problem;
+        let parts: fn(&mut KvCacheData) -> (&mut Inputs, Option<&mut Vec<u32>>) =
+            |data| (&mut data.attention, data.cu_seqlens_k_new.as_mut());
+        let is_refused = |data: &KvCacheData| {
+            let (mut caches, mut outputs) = (self.before.clone(), Outputs::poisoned(&problem.attention));
+            problem.validate_views(&data.inputs(), &caches.outputs(&mut outputs)).is_err()
+        };
+        let place = (&problem.attention, problem.total_new);
+        let mut data = wrong_arrays::spoil(place, (&self.data, number), parts, is_refused);
+        // Positions past the tables are read at their last row.
+        if let Some(starts) = data.rotary_seqlens.as_mut().filter(|_| number.is_multiple_of(2)) {
+            let wrong = [u32::MAX, i32::MAX as u32, i32::MIN as u32, starts[0] + 10_000];
+            starts.iter_mut().zip(wrong).for_each(|(start, wrong)| *start = wrong);
+        }
+        Self { data, ..self.clone() }
+    }
+
+    /// Holds the CPU to refuse the inputs with nothing written.
+    fn refused_by_cpu(&self, level: Level) -> Result<Verdict, NoVerdict> {
+        let (mut caches, mut outputs) = (self.before.clone(), Outputs::poisoned(&self.problem.attention));
+        let poisoned = outputs.clone();
+        let (inputs, written) = (self.data.inputs(), caches.outputs(&mut outputs));
+        if flashcore_cpu::kv_cache_and_query(level, &self.problem, &inputs, written).is_ok() {
+            return Err(NoVerdict::Taken);
+        }
+        let bits = |sums: &Option<Vec<f32>>| sums.iter().flatten().map(|sum| sum.to_bits()).collect::<Vec<_>>();
+        if !caches.is_same(&self.before)
+            || outputs.output != poisoned.output
+            || bits(&outputs.lse) != bits(&poisoned.lse)
+        {
+            return Err(NoVerdict::Written("something of a call that was refused".to_owned()));
+        }
+        Ok(refused())
     }
 
     fn on_host(
@@ -437,5 +546,122 @@ impl KvCacheTrial {
             ));
         }
         append.check_query_rows(&query.data)
+    }
+}
+
+/// Kernels in the place of those of a trial.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Kernels<'a> {
+    /// The append in a launch of its own.
+    pub(super) append: Option<&'a VerifiedKernel>,
+    /// The append inside of the attention launch.
+    pub(super) fused: Option<&'a VerifiedKernel>,
+}
+
+/// A growing cache on arrays that the host refuses, with all that its results are judged by.
+#[derive(Debug)]
+pub(super) struct WrongAppend<'a> {
+    right: &'a KvCacheTrial,
+    wrong: KvCacheTrial,
+}
+
+impl<'a> WrongAppend<'a> {
+    /// The arrays of a number in place of those of a trial.
+    pub(super) fn new(right: &'a KvCacheTrial, number: u64) -> Self {
+        Self { right, wrong: right.with_wrong_arrays(number) }
+    }
+
+    /// Runs it in two launches, and in one where the config has a kernel for that, and judges both.
+    pub(super) fn verify(&self, config: Config, kernels: Kernels<'_>, seed: u64) -> Result<Verdict, NoVerdict> {
+        let right = self.right.simulate(config, None, seed)?;
+        let two = self.wrong.simulate(config, kernels.append, seed);
+        let mut runs = vec![self.take(two, &right, self.searches_wrong_offsets())?];
+        if let Ok(plan) = LaunchPlan::with_append(&self.right.problem, config, SIMULATED) {
+            let plan = kernels.fused.map_or(plan.clone(), |kernel| plan.with_kernel(Stage::Attention, kernel.clone()));
+            runs.push(self.take(self.wrong.simulate_plan(&plan, seed), &right, false)?);
+        }
+        self.right.judge(Some(config), &runs)
+    }
+
+    /// True if the append finds the sequence of a packed row by a search in offsets that are wrong: then rows of any
+    /// sequence may be taken for those of another, or left out.
+    fn searches_wrong_offsets(&self) -> bool {
+        let (right, wrong) = (&self.right.data, &self.wrong.data);
+        let queries = self.right.problem.transforms() && right.attention.cu_seqlens_q != wrong.attention.cu_seqlens_q;
+        queries || right.cu_seqlens_k_new != wrong.cu_seqlens_k_new
+    }
+
+    fn wrong_sequences(&self, all: bool) -> Vec<bool> {
+        let (problem, right, wrong) = (&self.right.problem.attention, &self.right.data, &self.wrong.data);
+        let mut is_wrong = wrong_sequences(problem, &right.attention, &wrong.attention);
+        for (sequence, is_wrong) in is_wrong.iter_mut().enumerate() {
+            let offsets = |data: &KvCacheData| {
+                data.cu_seqlens_k_new.as_ref().map(|offsets| offsets[sequence..sequence + 2].to_vec())
+            };
+            let start = |data: &KvCacheData| data.rotary_seqlens.as_ref().map(|starts| starts[sequence]);
+            *is_wrong |= all || offsets(right) != offsets(wrong) || start(right) != start(wrong);
+        }
+        is_wrong
+    }
+
+    /// Rows of the caches that sequences with wrong entries may write.
+    fn rows_of(&self, is_wrong: &[bool]) -> HashSet<(usize, usize)> {
+        let (problem, data) = (&self.right.problem, &self.wrong.data);
+        let (attention, arrays) = (&problem.attention, &data.attention);
+        let mut rows = HashSet::new();
+        for sequence in (0..attention.batch).filter(|&sequence| is_wrong[sequence]) {
+            let new = match (&data.cu_seqlens_k_new, problem.total_new) {
+                (Some(offsets), Some(total)) => rows_between(offsets, sequence, total).len().min(problem.new_length),
+                _ => problem.new_length,
+            };
+            let used = arrays.seqused_k.as_ref().map_or(0, |used| used[sequence] as usize).min(attention.key_length);
+            let batch = arrays.kv_batch_idx.as_ref().map_or(sequence, |batches| batches[sequence] as usize);
+            for row in (used..attention.key_length).take(new).filter(|_| batch < attention.cache_batches()) {
+                let place = match (attention.paged, &arrays.page_table) {
+                    (Some(paged), Some(table)) => {
+                        let page = table[batch * paged.table_stride + row / paged.page_size];
+                        let page = usize::try_from(page).ok().filter(|&page| page < paged.num_pages);
+                        page.map(|page| (page, row % paged.page_size))
+                    }
+                    _ => Some((batch, row)),
+                };
+                rows.extend(place);
+            }
+        }
+        rows
+    }
+
+    /// Takes what may hold anything, and what nothing wrote, from a run on right arrays. An error if anything was written
+    /// that no sequence has.
+    fn take(&self, run: Result<Run, NoVerdict>, right: &Run, all: bool) -> Result<Run, NoVerdict> {
+        let (problem, is_wrong) = (&self.right.problem, self.wrong_sequences(all));
+        let (fates, is_contested) = fates(&problem.attention, &self.wrong.data.attention, &is_wrong);
+        let mut run = match run {
+            Err(error) if is_contested && is_race(&error) => return Ok(right.clone()),
+            run => run?,
+        };
+        run.outputs = take_outputs(&problem.attention, &fates, [&run.outputs, &right.outputs])?;
+        if let (Some((query, lengths)), Some((right_query, right_lengths))) = (&mut run.between, &right.between) {
+            let attended = problem.attended();
+            let poisoned = Tensor::poisoned(attended.dtype, query.len());
+            if problem.transforms() && !query.is_empty() {
+                let place = (attended.query_shape(), attended.strides().query);
+                *query = take_rows(&fates, place, [query, right_query, &poisoned])?;
+            }
+            for (sequence, length) in lengths.iter_mut().enumerate().filter(|&(sequence, _)| is_wrong[sequence]) {
+                *length = right_lengths[sequence];
+            }
+        }
+        let anything = self.rows_of(&is_wrong);
+        for moved in problem.key_moves(&self.right.data.inputs()).iter().filter(|moved| is_wrong[moved.sequence]) {
+            if !anything.contains(&moved.to) && !run.caches.has_same_row(problem, moved.to, &self.right.before) {
+                return Err(NoVerdict::Written(format!("row {:?} of the caches, of no sequence", moved.to)));
+            }
+            run.caches.take_row(problem, moved.to, &right.caches);
+        }
+        for place in anything {
+            run.caches.take_row(problem, place, &right.caches);
+        }
+        Ok(run)
     }
 }

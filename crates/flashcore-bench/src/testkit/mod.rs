@@ -21,9 +21,11 @@ pub mod simulate;
 pub mod suites;
 pub mod verify;
 mod workload;
+mod wrong_arrays;
 
 pub use case::{Backend, Case, mask_text, stress_name};
 pub use numbers::{BiasForm, Numbers, Planted, attended_by_some_row};
 pub use scale_form::ScaleForm;
 pub use shape::{ShapeError, parse_mask, parse_shape, parse_workload, shape_text};
 pub use workload::Workload;
+pub use wrong_arrays::Arrays;

@@ -101,7 +101,7 @@ pub fn check_append_with(
     seed: u64,
 ) -> Result<(), OperationError> {
     let wrong = OperationError::Wrong;
-    let data = AppendData::random(problem, seed);
+    let data = AppendData::with_strays(problem, seed);
     let mut before = CacheMemory::poisoned(problem);
     let expected = append_oracle_with(problem, &data.inputs(), before.scale_strides(problem))
         .map_err(|invalid| wrong(invalid.to_string()))?;

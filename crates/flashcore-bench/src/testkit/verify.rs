@@ -20,6 +20,7 @@ use crate::testkit::kv_cache::KvCacheTrial;
 use crate::testkit::memory::{Impossible, require_judging};
 use crate::testkit::simulate::{FarApart, Simulation, simulate, simulate_far};
 use crate::testkit::suites::huge;
+use crate::testkit::wrong_arrays::{Arrays, RowFate, WrongAttention, refused, take_outputs};
 use crate::testkit::{Backend, Case};
 
 /// The architecture that kernels are verified for before they are simulated: the one with most shared memory.
@@ -85,6 +86,12 @@ pub enum NoVerdict {
     /// The append to a KV cache, before attention, is wrong.
     #[error("{0}")]
     Append(String),
+    /// Something was written that no sequence has.
+    #[error("{0} was written")]
+    Written(String),
+    /// The CPU backend took what it must refuse.
+    #[error("the backend took arrays that it must refuse")]
+    Taken,
     /// The CPU backend panicked.
     #[error("the backend panicked: {0}")]
     Panicked(String),
@@ -189,10 +196,19 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
             let outputs = Outputs::poisoned(&case.problem);
             Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
         }
-        Backend::Cpu(level) => verify_cpu(case, level, yardstick),
+        Backend::Cpu(level) => match case.arrays {
+            Arrays::Wrong(number) => refused_by_cpu(case, level, yardstick, number),
+            Arrays::Right | Arrays::Crowded => verify_cpu(case, level, yardstick),
+        },
         Backend::Sim(config) => {
             LaunchPlan::new(&case.problem, config, SIMULATED).map_err(NoVerdict::Refused).and_then(|plan| {
-                verify_plan(&plan, &case.problem, yardstick, case.seed, case.repeats as u64, &mut counters)
+                let (problem, repeats) = (&case.problem, case.repeats as u64);
+                match case.arrays {
+                    Arrays::Wrong(number) => {
+                        WrongAttention::new(problem, yardstick, number).verify(&plan, case.seed, repeats)
+                    }
+                    _ => verify_plan(&plan, problem, yardstick, case.seed, repeats, &mut counters),
+                }
             })
         }
         Backend::Cuda(config) => match gpu {
@@ -319,6 +335,25 @@ fn verify_cpu(case: &Case, level: Level, yardstick: &Yardstick) -> Result<Verdic
     // Inputs cannot have changed: their pages are read-only.
     let evidence = Evidence { repeats: &repeats, ..Evidence::new(&yardstick.inputs, &outputs) };
     Ok(yardstick.judge(&case.problem, &evidence))
+}
+
+/// Holds the CPU to refuse arrays by number, between guard pages, with nothing written.
+fn refused_by_cpu(case: &Case, level: Level, yardstick: &Yardstick, number: u64) -> Result<Verdict, NoVerdict> {
+    let name: Arc<str> = format!("{case}\n  repeat: {}", case.command()).into();
+    let wrong = WrongAttention::new(&case.problem, yardstick, number);
+    for edge in [Edge::End, Edge::Start] {
+        let inputs = GuardedInputs::new(wrong.arrays(), edge, &name)?;
+        let mut outputs = GuardedOutputs::poisoned(&case.problem, edge, &name)?;
+        let attend = || flashcore_cpu::attend_with(level, &case.problem, inputs.views(), outputs.views_mut());
+        let attended = panic::catch_unwind(AssertUnwindSafe(attend));
+        if attended.map_err(|payload| NoVerdict::Panicked(words(&*payload)))?.is_ok() {
+            return Err(NoVerdict::Taken);
+        }
+        // With no row of any sequence, every row must be as it was.
+        let (outputs, rows) = (outputs.to_outputs(), case.problem.output_shape());
+        take_outputs(&case.problem, &vec![RowFate::Untouched; rows.batch * rows.rows], [&outputs; 2])?;
+    }
+    Ok(refused())
 }
 
 /// Message of a panic.

@@ -67,6 +67,15 @@ fn a_growing_cache_from_beginning_to_end() {
     );
     assert_eq!(after, (keys, values, output));
 
+    // No row of the tables for the position of the new key.
+    let (status, message, after) = step([0, 2], &mut |caches, outputs| (caches, outputs));
+    assert_eq!(status, FLASHCORE_INVALID_ARGUMENT);
+    assert_eq!(
+        message,
+        "sequence 1 is at position 2; cos and sin have 2 rows (max_position), for positions from 0 on: make them longer"
+    );
+    assert_eq!(after, (keys, values, output));
+
     // The value cache in the memory of the output.
     let (status, message, _) =
         step([0, 1], &mut |caches, outputs| (KvCaches { value_cache: outputs.output, ..caches }, outputs));

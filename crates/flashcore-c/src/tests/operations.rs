@@ -22,12 +22,12 @@ fn create_append(problem: &AppendProblem) -> Result<*mut AppendHandle, (Status, 
     if status == FLASHCORE_OK { Ok(plan) } else { Err((status, text(flashcore_last_error()))) }
 }
 
-/// Position 1 turns by a right angle; the second token is skipped, its query is not; the last position is clamped.
+/// Position 1 turns by a right angle; the second token is skipped, its query is not.
 #[test]
 fn an_append_from_beginning_to_end() {
     let plan = create_append(&append_problem()).unwrap();
     let (key, value) = ([1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], [0.5_f32, 1.5, 2.5, 3.5, 4.5, 5.5]);
-    let (cos, sin, positions) = ([1.0_f32, 0.0], [0.0_f32, 1.0], [1_i64, 0, 99]);
+    let (cos, sin, positions) = ([1.0_f32, 0.0], [0.0_f32, 1.0], [1_i64, 0, 1]);
     let (mut keys, mut values, mut query) = ([9.0_f32; 8], [9.0_f32; 8], [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let inputs = AppendInputs {
         key: bytes(&key),
@@ -50,6 +50,22 @@ fn an_append_from_beginning_to_end() {
     assert_eq!(keys, [-6.0, 5.0, 9.0, 9.0, 9.0, 9.0, -2.0, 1.0]);
     assert_eq!(values, [4.5, 5.5, 9.0, 9.0, 9.0, 9.0, 0.5, 1.5]);
     assert_eq!(query, [-2.0, 1.0, 3.0, 4.0, -6.0, 5.0]);
+
+    // A position without a row of the tables, and a slot without a row of the cache: nothing is written.
+    for (positions, slots, expected) in [
+        (
+            [1_i64, 0, 2],
+            [3_i64, -1, 0],
+            "token 2 is at position 2; cos and sin have 2 rows (max_position), for positions from 0 on: make them longer",
+        ),
+        ([1, 0, 1], [3, -1, 4], "the slot of token 2 is 4; the cache has 4 slots, and -1 skips a token"),
+    ] {
+        let wrong = AppendInputs { positions: bytes(&positions), slot_mapping: bytes(&slots), ..inputs };
+        // SAFETY: the structs are what they say.
+        let status = unsafe { flashcore_append_run_host(plan, &raw const wrong, &raw const outputs) };
+        assert_eq!((status, text(flashcore_last_error()).as_str()), (FLASHCORE_INVALID_ARGUMENT, expected));
+        assert_eq!(keys, [-6.0, 5.0, 9.0, 9.0, 9.0, 9.0, -2.0, 1.0]);
+    }
 
     // Values over the first column of keys.
     let together = AppendOutputs { value_cache: NO_MUT_BYTES, value_offset: 1, ..outputs };

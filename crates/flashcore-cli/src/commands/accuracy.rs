@@ -204,7 +204,7 @@ struct Kept {
     rows: Vec<Row>,
     needles: Vec<Found>,
     verdicts: Vec<GateResult>,
-    /// What was begun, and how many there are of it.
+    /// Name and length of each list that was begun.
     begun: Vec<(&'static str, usize)>,
 }
 

@@ -168,11 +168,14 @@ enum SuiteName {
     Features,
     /// Packed (varlen) and paged sequences, decode, few rows over many keys, chunked prefill
     Serving,
+    /// Device arrays that the host refuses (offsets, lengths, padding, batches, pages), in the simulator: nothing outside of
+    /// the tensors, and sequences whose entries are right have right results; the cpu must refuse them
+    WrongArrays,
     /// Every pair of choices that `tune` can make, for GPU kernels
     Configs,
     /// Tensors of 4 GiB and more, for GPU kernels: a GPU needs 40 GiB for them and its host 100, the simulator little
     Huge,
-    /// All of the above but serving, configs and huge, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
+    /// All of the above but serving, wrong-arrays, configs and huge, a grid of lengths, dimensions, masks and types, every config, and stress inputs; on the cpu also
     /// 2,000 cases that cover every pair of values of every pair of features
     Full,
 }
@@ -494,6 +497,13 @@ impl Verify {
                             .to_owned(),
                     ));
                 }
+                SuiteName::WrongArrays if self.backend == BackendName::Cuda => {
+                    return Err(Failure::Usage(
+                        "--suite wrong-arrays is for the simulator and the CPU: give --backend sim or --backend cpu"
+                            .to_owned(),
+                    ));
+                }
+                SuiteName::WrongArrays => suites::wrong_arrays(runner),
                 SuiteName::Configs => suites::configs(runner),
                 SuiteName::Huge => suites::huge(runner),
                 SuiteName::Full => suites::full(runner),

@@ -208,8 +208,8 @@ impl SequenceEntries {
             let begin = k.load_one::<U32>(address);
             let end = k.load_one::<U32>(GlobalAddress::from(address).plus(4));
             let begin = k.min(begin, total);
-            // Where offsets fall, the difference wraps to a large number, which the bounds cut.
-            let length = k.eval((end - begin).min(total - begin));
+            // Offsets that fall give no rows: those of other sequences are not written.
+            let length = k.eval(end.min(total).max(begin) - begin);
             (begin, length)
         })
     }

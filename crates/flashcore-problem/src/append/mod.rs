@@ -6,16 +6,16 @@
 //! 1. with [`qk_norm`](AppendProblem::qk_norm), `x = x * weight / sqrt(mean(x²) + eps)` over the head dimension, `x` being
 //!    the new key or the query row;
 //! 2. with [`rotary`](AppendProblem::rotary), pairs of the first `dim` columns are rotated by the angle of
-//!    `positions[t]`, clamped into the table; the other columns stay;
+//!    `positions[t]`; the other columns stay;
 //! 3. the key goes to row `slot % page_size` of page `slot / page_size` of the key cache, the value, unchanged, to the
-//!    same row of the value cache, `slot` being `slot_mapping[t]`. A slot that is negative (-1 by convention) or past the
-//!    last page is skipped: nothing is written for that token, and nothing outside of the caches ever;
-//!    A cache of another type than the tokens is FP8: the row is divided by a scale and rounded, as
+//!    same row of the value cache, `slot` being `slot_mapping[t]`. Slot -1 skips the token: nothing is written for it. A cache of another type than the tokens is FP8: the row is divided by a scale and rounded, as
 //!    [`quantize`](crate::quantize) says. The scale is given, or computed from the row as it goes to the cache and
 //!    written beside it;
 //! 4. the query row goes to the query output, whatever its slot.
 //!
-//! No two tokens may have the same slot, or it is undefined which of them is written.
+//! No two tokens may have the same slot, or it is undefined which of them is written. Of tensors on the host, other slots
+//! outside of the cache and positions outside of the tables are errors. On a device, such tokens are skipped and such
+//! positions clamped, so that nothing outside of a tensor is read or written.
 
 mod oracle;
 mod random;
@@ -32,7 +32,7 @@ pub(crate) use scales::{RowScales, check_presence};
 pub(crate) use views::Errors;
 pub use views::{AppendInputs, AppendOutputs, Positions, ValueCache};
 
-use crate::{DType, Invalid, ProblemError, Shape, Strides};
+use crate::{DType, Invalid, ProblemError, Shape, Strides, TensorError};
 
 /// The most slots of a cache: kernels divide slots by the page size in 32 bits.
 pub const MOST_SLOTS: usize = i32::MAX as usize;
@@ -168,9 +168,14 @@ impl Rotary {
         self.max_position.checked_sub(1)?.checked_mul(self.table_stride)?.checked_add(self.dim / 2)
     }
 
-    /// Row of the table for a position: positions outside of the table are clamped into it.
+    /// Row of the table for a position: on a device, positions outside of the table are clamped into it.
     pub fn clamp(self, position: i64) -> usize {
         position.clamp(0, self.max_position as i64 - 1) as usize
+    }
+
+    /// The error of a position outside of the table.
+    pub(crate) const fn outside(self, of: &'static str, index: usize, position: i64) -> TensorError {
+        TensorError::Position { of, index, position, max_position: self.max_position }
     }
 }
 

@@ -52,13 +52,25 @@ pub struct CacheMemory {
 }
 
 impl AppendData {
-    /// Random inputs: slots that differ from each other and lie anywhere in the cache, some of them skipped (-1, and far
-    /// out of range on either side), positions of which some are outside of the table, keys and values of skipped tokens
-    /// and gaps between rows poisoned. Given scales take turns in their form, and saturate some values; where scales are
-    /// computed, some rows are all zeros.
+    /// Random inputs: slots that differ from each other and lie anywhere in the cache, some of them skipped, keys and
+    /// values of skipped tokens and gaps between rows poisoned. Given scales take turns in their form, and saturate some
+    /// values; where scales are computed, some rows are all zeros.
     pub fn random(problem: &AppendProblem, seed: u64) -> Self {
+        Self::drawn(problem, seed, false)
+    }
+
+    /// [`random`](Self::random) inputs as a device takes them: some slots are far out of range on either side, and some
+    /// positions outside of the table.
+    pub fn with_strays(problem: &AppendProblem, seed: u64) -> Self {
+        Self::drawn(problem, seed, true)
+    }
+
+    fn drawn(problem: &AppendProblem, seed: u64, has_strays: bool) -> Self {
         let mut random = SplitMix64::new(seed);
-        let slot_mapping = random_slots(problem, &mut random);
+        let mut slot_mapping = random_slots(problem, &mut random);
+        if !has_strays {
+            slot_mapping.iter_mut().filter(|slot| problem.place(**slot).is_none()).for_each(|slot| *slot = -1);
+        }
         let strides = problem.strides;
         let mut fill = |shape: crate::Shape, strides: crate::Strides, skipped: bool| {
             let mut tensor = poisoned(problem.dtype, shape, strides);
@@ -83,6 +95,7 @@ impl AppendData {
                 1 => max + random.below(1_000_000) as i64,
                 _ => random.below(max as usize) as i64,
             })
+            .map(|position| if has_strays { position } else { position.rem_euclid(max) })
             .collect();
         let (cos, sin) = problem.rotary.map_or_else(
             || (Tensor::zeros(problem.dtype, 0), Tensor::zeros(problem.dtype, 0)),

@@ -67,7 +67,7 @@ pub struct AppendInputs<'a> {
     pub key: TensorView<'a>,
     /// New values.
     pub value: TensorView<'a>,
-    /// Slot of each token; one that is negative or past the last page is skipped.
+    /// Slot of each token; -1 skips it.
     pub slot_mapping: &'a [i64],
     /// Query rows; `None` without a query, and where the query output holds them (in place).
     pub query: Option<TensorView<'a>>,
@@ -319,7 +319,28 @@ impl AppendProblem {
             }
         }
         self.check_scales(inputs, outputs, &mut errors.0);
+        if errors.0.is_empty() {
+            errors.0.extend(self.token_errors(inputs.slot_mapping, inputs.positions).next());
+        }
         if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
+    }
+
+    /// Slots that are neither in the cache nor -1, and positions that the rotary tables have no row for, of as many tokens
+    /// as there are slots.
+    pub fn token_errors(
+        &self,
+        slot_mapping: &[i64],
+        positions: Option<Positions<'_>>,
+    ) -> impl Iterator<Item = TensorError> {
+        slot_mapping.iter().enumerate().filter_map(move |(token, &slot)| {
+            if slot != -1 && self.place(slot).is_none() {
+                return Some(TensorError::Slot { token, slot, slots: self.slots() });
+            }
+            // A token that is skipped has no key to rotate.
+            let (rotary, positions) = self.rotary.zip(positions).filter(|_| slot != -1 || self.query_heads > 0)?;
+            let position = positions.get(token);
+            (rotary.clamp(position) as i64 != position).then(|| rotary.outside("token", token, position))
+        })
     }
 
     /// True if no row of the value cache, beginning `offset` elements past the key cache, overlaps a row of that one, as

@@ -6,14 +6,15 @@
 //!
 //! 1. query rows and new keys are normalized and rotated as in an [`AppendProblem`]; the position of new key `i` is
 //!    `start + i`, that of query row `i` is `start + i` with a causal mask or a window, else `start`, where `start` is
-//!    `rotary_seqlens[b]`, else `cache_seqlens[b]`. Positions are clamped into the tables;
+//!    `rotary_seqlens[b]`, else `cache_seqlens[b]`;
 //! 2. new key and value `i` go to row `cache_seqlens[b] + i` of the sequence, by the page table and `kv_batch_idx`;
 //!    An FP8 cache (`kv_dtype` of the attention) is quantised to as in an [`AppendProblem`], with the scales of the
 //!    attention: `k_scale` and `v_scale` are given, or computed for each new row and head and written;
 //! 3. the query attends the keys of the cache, `cache_seqlens[b] + new[b] - leftpad_k[b]` of them.
 //!
-//! Host tensors are checked first: a sequence that has no room for its new keys is an error, and nothing is written. On a
-//! GPU such keys are skipped, and so are those whose page or batch the cache does not have.
+//! Host tensors are checked first: a sequence that has no room for its new keys, or a position that the rotary tables have
+//! no row for, is an error, and nothing is written. On a GPU such keys are skipped, and so are those whose page or batch the
+//! cache does not have; such positions are clamped into the tables.
 //!
 //! Two sequences may share pages of the keys they have; rows that are appended belong to one sequence.
 

@@ -40,6 +40,8 @@ pub struct KvCacheData {
 
 /// The stream of everything that attention alone does not have.
 const NEW_STREAM: u64 = 0x4e3;
+/// The stream of what a host refuses.
+const CROWD_STREAM: u64 = 0x4e5;
 /// The stream of the scales of an FP8 cache.
 const SCALE_STREAM: u64 = 0x4e4;
 
@@ -54,13 +56,30 @@ impl KvCacheData {
     /// When the problem does not validate, a sequence cannot have as many new keys as it must, or the cache has fewer
     /// batches or pages than the sequences need.
     pub fn random(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Self {
+        Self::drawn(problem, lengths, seed, false)
+    }
+
+    /// [`random`](Self::random) inputs as only a device takes them: some sequences have no room for all of their new keys,
+    /// and padding that reaches into the new keys.
+    ///
+    /// # Panics
+    ///
+    /// As [`random`](Self::random).
+    pub fn crowded(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64) -> Self {
+        Self::drawn(problem, lengths, seed, true)
+    }
+
+    fn drawn(problem: &KvCacheProblem, lengths: SequenceLengths, seed: u64, is_crowded: bool) -> Self {
         assert_eq!(problem.validate(), Ok(()), "inputs are made for valid problems");
         let attention = &problem.attention;
         let mut random = SplitMix64::stream(seed, NEW_STREAM);
         let mut inputs = Inputs::random_sequences(attention, lengths, seed);
         let new = new_lengths(problem, &mut inputs, &mut random);
         let after = inputs.seqused_k.clone().unwrap_or_default();
-        let before: Vec<u32> = after.iter().zip(&new).map(|(after, new)| after - new).collect();
+        let mut before: Vec<u32> = after.iter().zip(&new).map(|(after, new)| after - new).collect();
+        if is_crowded {
+            crowd(problem, &mut inputs, &mut before, &new, seed);
+        }
         if let Some(batches) = &mut inputs.kv_batch_idx {
             *batches = distinct(attention.cache_batches(), attention.batch, &mut random);
         }
@@ -100,9 +119,10 @@ impl KvCacheData {
         };
         if let Some(rotary) = problem.rotary {
             (data.cos, data.sin) = tables(&problem.append(0), rotary, &mut random);
-            data.rotary_seqlens = problem
-                .rotary_seqlens
-                .then(|| (0..attention.batch).map(|_| random.below(rotary.max_position) as u32).collect());
+            let rows = attention.query_length.max(problem.new_length);
+            let starts = (rotary.max_position + 1).saturating_sub(rows).max(1);
+            data.rotary_seqlens =
+                problem.rotary_seqlens.then(|| (0..attention.batch).map(|_| random.below(starts) as u32).collect());
         }
         if problem.qk_norm.is_some() {
             let mut weights = || {
@@ -247,6 +267,26 @@ fn new_lengths(problem: &KvCacheProblem, inputs: &mut Inputs, random: &mut Split
         new.push(count);
     }
     new
+}
+
+/// Fills the cache of one sequence with new keys, and of one in three others, until there is no room for the last new key
+/// or for any, and pads some up to any of their keys.
+fn crowd(problem: &KvCacheProblem, inputs: &mut Inputs, before: &mut [u32], new: &[u32], seed: u64) {
+    let mut random = SplitMix64::stream(seed, CROWD_STREAM);
+    let most = problem.attention.key_length as u32;
+    let with_new: Vec<usize> = (0..new.len()).filter(|&sequence| new[sequence] > 0).collect();
+    let first = with_new.get(random.below(with_new.len().max(1)));
+    for &sequence in &with_new {
+        let (is_full, is_padded) = (random.below(3) == 0, random.below(3) == 0);
+        if is_full || Some(&sequence) == first {
+            before[sequence] = most - random.below(new[sequence] as usize) as u32;
+            inputs.seqused_k.iter_mut().for_each(|after| after[sequence] = most);
+        }
+        let after = (before[sequence] + new[sequence]).min(most);
+        if let Some(padding) = inputs.leftpad_k.as_mut().filter(|_| is_padded) {
+            padding[sequence] = before[sequence] + random.below((after - before[sequence] + 1) as usize) as u32;
+        }
+    }
 }
 
 fn offsets(lengths: &[u32]) -> Vec<u32> {

@@ -2,9 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use zerocopy::IntoBytes;
+
 use super::KvCacheProblem;
 use crate::append::{Errors, ScaleSource, check_presence};
-use crate::sequence_check::check_offsets;
+use crate::sequence_check::{check_offsets, check_sequence_operands};
 use crate::{
     InputViews, Invalid, Operand, OutputViews, ScaleStrides, ScaleView, ScaleViewMut, TensorError, TensorView,
     TensorViewMut, ValueCache,
@@ -172,7 +174,7 @@ impl KvCacheProblem {
     pub fn validate_views(&self, inputs: &KvCacheInputs<'_>, outputs: &KvCacheOutputs<'_>) -> Result<(), Invalid> {
         self.validate()?;
         let mut errors = Errors(Vec::new());
-        let (dtype, batch) = (self.attention.dtype, self.attention.batch);
+        let dtype = self.attention.dtype;
         errors.tensor("new_key", inputs.attention.key, dtype, self.new_key.extent(self.new_key_shape()));
         errors.tensor("new_value", inputs.attention.value, dtype, self.new_value.extent(self.new_value_shape()));
         if let ValueCache::InKeyCache { offset } = outputs.value_cache
@@ -192,24 +194,8 @@ impl KvCacheProblem {
                 errors.tensor(tensor, weights, dtype, Some(self.attention.head_dim));
             }
         }
-        for (tensor, values, needed, count) in [
-            ("cache_seqlens", inputs.attention.seqused_k, true, batch),
-            ("rotary_seqlens", inputs.rotary_seqlens, self.rotary_seqlens, batch),
-            ("cu_seqlens_k_new", inputs.cu_seqlens_k_new, self.total_new.is_some(), batch.saturating_add(1)),
-        ] {
-            errors.presence(tensor, needed, values.is_some());
-            if let (true, Some(values)) = (needed, values) {
-                errors.count(tensor, values.len(), count);
-            }
-        }
         self.check_scales(inputs, outputs, &mut errors.0);
-        if errors.0.is_empty() {
-            let bound = (self.new_length, "new_length");
-            check_offsets("cu_seqlens_k_new", inputs.cu_seqlens_k_new, bound, self.total_new, &mut errors.0);
-        }
-        if errors.0.is_empty() {
-            self.check_room(inputs, &mut errors.0);
-        }
+        self.check_vectors(inputs, &mut errors);
         if !errors.0.is_empty() {
             return Err(errors.0.into());
         }
@@ -232,6 +218,7 @@ impl KvCacheProblem {
         })?;
         outputs.attention.validate(&self.attention)?;
         self.check_rows(inputs, &lengths)?;
+        self.check_positions(inputs, &mut errors.0);
         // Scales of new rows that no query attends divide too.
         for (operand, scale) in [(Operand::KScale, attention.k_scale), (Operand::VScale, attention.v_scale)] {
             if let (false, Some(scale)) = (self.compute_scales, scale) {
@@ -239,6 +226,59 @@ impl KvCacheProblem {
             }
         }
         if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
+    }
+
+    /// Everything that is wrong with the vectors that say where sequences, their new keys and their positions lie, and with
+    /// nothing else, as [`check_sequence_operands`](crate::check_sequence_operands) does for attention: `cache_seqlens` is
+    /// `seqused_k`, and `cu_seqlens_k_new` and `rotary_seqlens` are given apart.
+    ///
+    /// # Panics
+    ///
+    /// When `bytes` gives numbers that are not aligned or not whole.
+    pub fn check_sequence_operands<'a>(
+        &self,
+        bytes: impl Fn(Operand) -> Option<&'a [u8]>,
+        [cu_seqlens_k_new, rotary_seqlens]: [Option<&'a [u32]>; 2],
+    ) -> Result<(), Invalid> {
+        self.validate()?;
+        let attention = InputViews::vectors(|operand| bytes(operand).filter(|_| operand.is_of_sequences()));
+        let inputs = KvCacheInputs { cu_seqlens_k_new, rotary_seqlens, ..KvCacheInputs::new(attention) };
+        let mut errors = Errors(Vec::new());
+        self.check_vectors(&inputs, &mut errors);
+        if !errors.0.is_empty() {
+            return Err(errors.0.into());
+        }
+        let lengths = self.lengths_after(&inputs);
+        let after = |operand| match operand {
+            Operand::SequsedK => Some(lengths.as_bytes()),
+            other => attention.bytes(other),
+        };
+        check_sequence_operands(&self.attention, after)?;
+        self.check_rows(&inputs, &lengths)?;
+        self.check_positions(&inputs, &mut errors.0);
+        if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
+    }
+
+    /// Vectors that attention does not have, and room in the cache.
+    fn check_vectors(&self, inputs: &KvCacheInputs<'_>, errors: &mut Errors) {
+        let batch = self.attention.batch;
+        for (tensor, values, needed, count) in [
+            ("cache_seqlens", inputs.attention.seqused_k, true, batch),
+            ("rotary_seqlens", inputs.rotary_seqlens, self.rotary_seqlens, batch),
+            ("cu_seqlens_k_new", inputs.cu_seqlens_k_new, self.total_new.is_some(), batch.saturating_add(1)),
+        ] {
+            errors.presence(tensor, needed, values.is_some());
+            if let (true, Some(values)) = (needed, values) {
+                errors.count(tensor, values.len(), count);
+            }
+        }
+        if errors.0.is_empty() {
+            let bound = (self.new_length, "new_length");
+            check_offsets("cu_seqlens_k_new", inputs.cu_seqlens_k_new, bound, self.total_new, &mut errors.0);
+        }
+        if errors.0.is_empty() {
+            self.check_room(inputs, &mut errors.0);
+        }
     }
 
     /// Indices of the scales of new rows, from inputs whose lengths and tables validate.
@@ -280,6 +320,20 @@ impl KvCacheProblem {
         }
     }
 
+    /// The rotary tables have a row for every new key and query row, once every vector is right.
+    fn check_positions(&self, inputs: &KvCacheInputs<'_>, errors: &mut Vec<TensorError>) {
+        let Some(rotary) = self.rotary else { return };
+        for index in 0..self.attention.batch {
+            let queries = inputs.attention.sequence(&self.attention, index).query_length;
+            let queries = if self.has_consecutive_positions() { queries } else { queries.min(1) };
+            let rows = queries.max(inputs.new_rows(self, index).1) as i64;
+            let last = inputs.start(index) + rows - 1;
+            if rows > 0 && last >= rotary.max_position as i64 {
+                errors.push(rotary.outside("sequence", index, last));
+            }
+        }
+    }
+
     /// No two new keys go to one row of the cache.
     fn check_rows(&self, inputs: &KvCacheInputs<'_>, lengths: &[u32]) -> Result<(), Invalid> {
         let mut owners = HashMap::new();
@@ -293,9 +347,11 @@ impl KvCacheProblem {
         Ok(())
     }
 
-    /// Rows of the cache that each sequence uses after the append, from inputs whose vectors have their sizes.
+    /// Rows of the cache that each sequence uses after the append, without new keys that there is no room for, from inputs
+    /// whose vectors have their sizes.
     pub fn lengths_after(&self, inputs: &KvCacheInputs<'_>) -> Vec<u32> {
-        let after = |sequence| inputs.cache_seqlen(sequence) + inputs.new_rows(self, sequence).1;
+        let new = |sequence| inputs.new_rows(self, sequence).1;
+        let after = |sequence| (inputs.cache_seqlen(sequence) + new(sequence)).min(self.attention.key_length);
         (0..self.attention.batch).map(|sequence| after(sequence) as u32).collect()
     }
 
@@ -319,20 +375,21 @@ impl KvCacheProblem {
         lengths_after: &[u32],
         sequence: usize,
     ) -> impl Iterator<Item = RowMove> {
+        // Padding is before the rows in use, or reaches into the new ones: it moves no row.
         let mut attention = inputs.attention;
-        attention.seqused_k = Some(lengths_after);
+        (attention.seqused_k, attention.leftpad_k) = (Some(lengths_after), None);
         let place = attention.sequence(&self.attention, sequence);
-        let (first, new) = inputs.new_rows(self, sequence);
+        let (first, _) = inputs.new_rows(self, sequence);
         let batch = if self.total_new.is_some() { 0 } else { sequence };
-        // The new keys are the last ones of the sequence.
-        let (start, before) = (inputs.start(sequence), place.key_length - new);
+        let (start, before) = (inputs.start(sequence), inputs.cache_seqlen(sequence));
         let move_of = |index: usize| RowMove {
             from: (batch, first + index),
             to: place.key_row(before + index),
             position: start + index as i64,
             sequence,
         };
-        (0..new).map(move_of).collect::<Vec<_>>().into_iter()
+        // New keys without room are left out.
+        (0..place.key_length - before).map(move_of).collect::<Vec<_>>().into_iter()
     }
 
     /// The way of every new key and value to the caches, from inputs that validate.
@@ -380,8 +437,13 @@ mod tests {
         let (mut keys, mut values) = (vec![0.0_f32; 160], vec![0.0_f32; 160]);
         let mut output = vec![0.0_f32; 12];
         let outputs = KvCacheOutputs::new(&mut keys, &mut values, OutputViews::new(&mut output));
-        let found = problem.validate_views(inputs, &outputs);
-        assert_eq!(found.err().map_or_else(String::new, |error| error.to_string()), expected);
+        let found = problem.validate_views(inputs, &outputs).err();
+        let of_vectors = problem.check_sequence_operands(
+            |operand| inputs.attention.bytes(operand),
+            [inputs.cu_seqlens_k_new, inputs.rotary_seqlens],
+        );
+        assert_eq!(of_vectors.err(), found);
+        assert_eq!(found.map_or_else(String::new, |error| error.to_string()), expected);
     }
 
     #[test]
@@ -415,6 +477,49 @@ mod tests {
         assert_eq!(positions(&causal, &inputs), [3, 4, 8, 9, 9, 10]);
         let given = inputs.with_rotary_seqlens(&[1, 20, 300]);
         assert_eq!(positions(&causal, &given), [1, 2, 20, 21, 300, 301]);
+    }
+
+    /// Tables are long enough for the last new key and the last query row of every sequence, or it is an error.
+    #[test]
+    fn positions_past_the_tables_are_named() {
+        let (query, new) = ([0.0_f32; 12], [0.0_f32; 12]);
+        let attention = InputViews::new(&query, &new, &new)
+            .with_seqused_k(&[3, 8, 9])
+            .with_leftpad_k(&[0, 3, 9])
+            .with_kv_batch_idx(&[2, 0, 3])
+            .with_page_table(&TABLE);
+        let table = [0.0_f32; 400];
+        let inputs = KvCacheInputs::new(attention).with_cu_seqlens_k_new(&[0, 3, 4, 6]).with_rotary(&table, &table);
+        let starts = inputs.with_rotary_seqlens(&[0, 2, 300]);
+        let causal = Mask::Causal(Alignment::BottomRight);
+        let at =
+            |index, position, max_position| TensorError::Position { of: "sequence", index, position, max_position };
+        let cases = [
+            (Mask::None, false, 11, None),
+            (Mask::None, false, 10, Some(at(2, 10, 10))),
+            (causal, false, 11, None),
+            (causal, true, 302, None),
+            (causal, true, 301, Some(at(2, 301, 301))),
+        ];
+        for (mask, has_starts, max_position, expected) in cases {
+            let mut problem = problem(mask).with_rotary(Rotary::new(RotaryStyle::Neox, 2, max_position));
+            problem.rotary_seqlens = has_starts;
+            let (mut keys, mut values) = (vec![0.0_f32; 160], vec![0.0_f32; 160]);
+            let mut output = vec![0.0_f32; 12];
+            let outputs = KvCacheOutputs::new(&mut keys, &mut values, OutputViews::new(&mut output));
+            let inputs = if has_starts { &starts } else { &inputs };
+            let found = problem.validate_views(inputs, &outputs).err();
+            let starts = inputs.rotary_seqlens;
+            let of_vectors = |operand| inputs.attention.bytes(operand);
+            let of_vectors = problem.check_sequence_operands(of_vectors, [inputs.cu_seqlens_k_new, starts]);
+            assert_eq!(of_vectors.err(), found);
+            assert_eq!(found, expected.map(|error| vec![error].into()), "{mask:?} {max_position}");
+        }
+        assert_eq!(
+            at(2, 10, 10).to_string(),
+            "sequence 2 is at position 10; cos and sin have 10 rows (max_position), for positions from 0 on: make them \
+             longer"
+        );
     }
 
     #[test]
@@ -478,6 +583,12 @@ mod tests {
                     assert!(data.key_cache.get(strides.key.row_start(moved.to.0, 0, moved.to.1)).is_nan());
                     assert!(!data.attention.key.get(problem.new_key.row_start(moved.from.0, 0, moved.from.1)).is_nan());
                 }
+                let crowded = KvCacheData::crowded(&problem, lengths, seed);
+                let (mut keys, mut values) = (crowded.key_cache.clone(), crowded.value_cache.clone());
+                let mut outputs = Outputs::poisoned(&problem.attention);
+                let outputs = KvCacheOutputs::new(&mut keys, &mut values, outputs.views_mut());
+                let refusal = problem.validate_views(&crowded.inputs(), &outputs).map_err(|error| error.to_string());
+                assert!(refusal.is_err_and(|error| !error.contains("cu_seqlens")), "{lengths:?} {seed}");
             }
         }
     }

@@ -70,7 +70,7 @@ pub(crate) struct Signals {
     pub(crate) completed: Vec<(usize, u32)>,
     /// True if a warp has given registers back.
     pub(crate) released_registers: bool,
-    /// Waits and triggers of the cluster, of programmatic dependent launch.
+    /// Waits and triggers of the cluster in programmatic dependent launch.
     pub(crate) dependency: GridDependency,
 }
 

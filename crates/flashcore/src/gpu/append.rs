@@ -32,7 +32,7 @@ pub struct AppendTensors {
     pub key_cache: u64,
     /// The value cache.
     pub value_cache: u64,
-    /// Slot of each token, 64 bits, signed; one that is negative or past the last page is skipped.
+    /// Slot of each token, 64 bits, signed; one that the cache does not have is skipped, as -1 is.
     pub slot_mapping: u64,
     /// The query.
     pub query: u64,
@@ -266,7 +266,7 @@ impl GpuAppend {
         }
         if super::check_lengths::is_on() {
             // SAFETY: the contract of this function.
-            unsafe { super::check_lengths::check_slots(problem, stream, (tensors.slot_mapping, tokens)) }?;
+            unsafe { super::check_lengths::check_slots(problem, stream, tensors) }?;
         }
         // SAFETY: the contract of this function.
         unsafe {
@@ -395,7 +395,7 @@ impl Gpu {
         };
         let (kernel, _) = self.load(plan.key)?;
         let operation = Operation::new(kernel, &plan.template, self.stream.clone())?;
-        let data = AppendData::random(&small, SEED);
+        let data = AppendData::with_strays(&small, SEED);
         let before = CacheMemory::poisoned(&small);
         let mut after = before.clone();
         run(&operation, &plan, &small, &data.inputs(), after.outputs(&small))?;

@@ -8,11 +8,14 @@ use std::env;
 use std::sync::OnceLock;
 
 use flashcore_cuda::{CudaError, Stream, read_device};
-use flashcore_problem::{AppendProblem, Invalid, Operand, Problem, TensorError, check_sequence_operands};
+use flashcore_problem::{
+    AppendProblem, Invalid, KvCacheProblem, Operand, PositionType, Positions, Problem, TensorError,
+    check_sequence_operands,
+};
 use zerocopy::IntoBytes;
 
-use super::DeviceTensors;
 use super::device_tensors::check_address;
+use super::{AppendTensors, DeviceTensors, KvCacheTensors};
 use crate::Error;
 
 /// The environment variable that makes every launch check its lengths first.
@@ -39,34 +42,98 @@ pub(crate) unsafe fn check_lengths(problem: &Problem, stream: &Stream, tensors: 
     check_copied(problem, tensors, |address, to| unsafe { read_device(stream, address, to) })
 }
 
-/// Checks the slots that an append of so many tokens would read now, in stream order, and waits for the copy.
+/// Checks the slots and positions that an append of so many tokens would read now, in stream order, and waits for the
+/// copies.
 ///
 /// # Safety
 ///
-/// As for a launch of the append on this stream, for the slots.
+/// As for a launch of the append on this stream, for slots and positions.
 pub(crate) unsafe fn check_slots(
     problem: &AppendProblem,
     stream: &Stream,
-    (address, tokens): (u64, usize),
+    tensors: &AppendTensors,
 ) -> Result<(), Error> {
     refuse_capture(stream)?;
-    check_address("slot_mapping", address, (tokens * size_of::<i64>()) as u64, 8)?;
+    let tokens = tensors.tokens.unwrap_or(problem.tokens);
+    check_address("slot_mapping", tensors.slot_mapping, (tokens * size_of::<i64>()) as u64, 8)?;
     let mut slots = vec![0_i64; tokens];
     // SAFETY: the contract of this function.
-    unsafe { read_device(stream, address, slots.as_mut_bytes()) }?;
-    judge_slots(&slots, problem.slots()).map_err(Error::from)
+    let read = |address, to: &mut [u8]| unsafe { read_device(stream, address, to) };
+    read(tensors.slot_mapping, slots.as_mut_bytes())?;
+    let (mut narrow, mut wide) = (vec![0_i32; tokens], vec![0_i64; tokens]);
+    let positions = match problem.rotary.map(|rotary| rotary.positions) {
+        None => None,
+        Some(PositionType::I32) => {
+            check_address("positions", tensors.positions, (tokens * size_of::<i32>()) as u64, 4)?;
+            read(tensors.positions, narrow.as_mut_bytes())?;
+            Some(Positions::I32(&narrow))
+        }
+        Some(PositionType::I64) => {
+            check_address("positions", tensors.positions, (tokens * size_of::<i64>()) as u64, 8)?;
+            read(tensors.positions, wide.as_mut_bytes())?;
+            Some(Positions::I64(&wide))
+        }
+    };
+    judge_tokens(problem, &slots, positions).map_err(Error::from)
 }
 
 fn refuse_capture(stream: &Stream) -> Result<(), Error> {
     if stream.is_capturing()? { Err(Error::CheckWhileCapturing) } else { Ok(()) }
 }
 
+/// Checks the lengths, tables and positions that attention with a growing cache would read now, in stream order, and waits for
+/// the copies.
+///
+/// # Safety
+///
+/// As for a launch of the problem on this stream, for the operands that say where sequences lie.
+pub(crate) unsafe fn check_kv_cache(
+    problem: &KvCacheProblem,
+    stream: &Stream,
+    tensors: &KvCacheTensors,
+) -> Result<(), Error> {
+    refuse_capture(stream)?;
+    // SAFETY: the contract of this function.
+    check_copied_cache(problem, tensors, |address, to| unsafe { read_device(stream, address, to) })
+}
+
+fn check_copied_cache(
+    problem: &KvCacheProblem,
+    tensors: &KvCacheTensors,
+    mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
+) -> Result<(), Error> {
+    let batch = problem.attention.batch;
+    let of_attention = copied(&problem.attention, &tensors.attention, &mut copy)?;
+    let mut extra = |is_given: bool, address: u64, count: usize| -> Result<_, CudaError> {
+        let mut numbers = vec![0_u32; if is_given { count } else { 0 }];
+        if is_given {
+            copy(address, numbers.as_mut_bytes())?;
+        }
+        Ok(is_given.then_some(numbers))
+    };
+    let offsets = extra(problem.total_new.is_some(), tensors.cu_seqlens_k_new, batch + 1)?;
+    let starts = extra(problem.rotary_seqlens, tensors.rotary_seqlens, batch)?;
+    let bytes = |operand: Operand| of_attention[operand as usize].as_deref().map(IntoBytes::as_bytes);
+    problem.check_sequence_operands(bytes, [offsets.as_deref(), starts.as_deref()]).map_err(Error::from)
+}
+
 /// Checks operands that `copy` brings to the host.
 fn check_copied(
     problem: &Problem,
     tensors: &DeviceTensors,
-    mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
+    copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
 ) -> Result<(), Error> {
+    let copied = copied(problem, tensors, copy)?;
+    let bytes = |operand: Operand| copied[operand as usize].as_deref().map(IntoBytes::as_bytes);
+    check_sequence_operands(problem, bytes).map_err(Error::from)
+}
+
+/// The operands that say where sequences lie, brought to the host by `copy`.
+fn copied(
+    problem: &Problem,
+    tensors: &DeviceTensors,
+    mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
+) -> Result<[Option<Vec<u32>>; Operand::COUNT], CudaError> {
     let mut copied: [Option<Vec<u32>>; Operand::COUNT] = std::array::from_fn(|_| None);
     for (&operand, copied) in Operand::ALL.iter().zip(&mut copied) {
         if operand.is_of_sequences() && operand.is_present(problem) {
@@ -75,19 +142,16 @@ fn check_copied(
             *copied = Some(numbers);
         }
     }
-    let bytes = |operand: Operand| copied[operand as usize].as_deref().map(IntoBytes::as_bytes);
-    check_sequence_operands(problem, bytes).map_err(Error::from)
+    Ok(copied)
 }
 
-/// Everything that is wrong with slots, of which there are `slots` in the cache: -1 skips a token, and no two tokens may have
+/// Everything that is wrong with slots and positions: what an append of host tensors says, and that no two tokens may have
 /// one slot.
-fn judge_slots(slot_mapping: &[i64], slots: usize) -> Result<(), Invalid> {
-    let mut errors = Vec::new();
+fn judge_tokens(problem: &AppendProblem, slots: &[i64], positions: Option<Positions<'_>>) -> Result<(), Invalid> {
+    let mut errors: Vec<_> = problem.token_errors(slots, positions).collect();
     let mut taken = HashMap::new();
-    for (token, &slot) in slot_mapping.iter().enumerate().filter(|&(_, &slot)| slot != -1) {
-        if usize::try_from(slot).map_or(true, |slot| slot >= slots) {
-            errors.push(TensorError::Slot { token, slot, slots });
-        } else if let Some(first) = taken.insert(slot, token) {
+    for (token, &slot) in slots.iter().enumerate().filter(|&(_, &slot)| problem.place(slot).is_some()) {
+        if let Some(first) = taken.insert(slot, token) {
             errors.push(TensorError::SlotTwice { slot, tokens: (first, token) });
         }
     }
@@ -97,7 +161,7 @@ fn judge_slots(slot_mapping: &[i64], slots: usize) -> Result<(), Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::{DType, PagedKv};
+    use flashcore_problem::{DType, PagedKv, Rotary, RotaryStyle};
 
     /// Two packed queries of up to 3 rows, 5 in all, over up to 10 keys in pages of 4; a cache of three rows of the table.
     fn problem() -> Problem {
@@ -203,15 +267,52 @@ mod tests {
         assert_eq!(found, Err(Error::Cuda(capturing)));
     }
 
+    /// New keys without room, and positions past the rotary tables, are told as for tensors of the host.
     #[test]
-    fn slots_are_judged() {
-        assert_eq!(judge_slots(&[3, -1, 0, -1, 7], 8), Ok(()));
+    fn growing_caches_on_the_device_are_judged_like_those_of_the_host() {
+        let attention = Problem::new(2, 1, 1, 8, DType::F16).with_seqused_k(true).with_key_length(10);
+        let mut problem = KvCacheProblem::new(attention, 3).with_total_new(Some(5));
+        problem = problem.with_rotary(Rotary::new(RotaryStyle::Neox, 8, 20)).with_rotary_seqlens(true);
+        let mut tensors = KvCacheTensors::new(DeviceTensors::new(16, 32, 48, 64).with_seqused_k(1), 0, 0);
+        (tensors.cu_seqlens_k_new, tensors.rotary_seqlens) = (2, 3);
+        let check = |lengths: [u32; 2], offsets: [u32; 3], starts: [u32; 2]| {
+            let found = check_copied_cache(&problem, &tensors, |address, to| {
+                to.copy_from_slice(match address {
+                    1 => lengths.as_bytes(),
+                    2 => offsets.as_bytes(),
+                    _ => starts.as_bytes(),
+                });
+                Ok(())
+            });
+            found.map_err(|error| error.to_string())
+        };
+        let one = |error: TensorError| Err(Error::Invalid(vec![error].into()).to_string());
+        assert_eq!(check([7, 8], [0, 3, 5], [17, 18]), Ok(()));
+        let full = TensorError::CacheFull { sequence: 1, length: 9, new: 2, key_length: 10 };
+        assert_eq!(check([7, 9], [0, 3, 5], [17, 18]), one(full));
+        let past = TensorError::Position { of: "sequence", index: 0, position: 20, max_position: 20 };
+        assert_eq!(check([7, 8], [0, 3, 5], [18, 18]), one(past));
+        let falls = TensorError::OffsetsFall { tensor: "cu_seqlens_k_new", sequence: 1, begin: 3, end: 2 };
+        assert_eq!(check([7, 8], [0, 3, 2], [0, 0]), one(falls));
+    }
+
+    #[test]
+    fn slots_and_positions_are_judged() {
+        let mut problem = AppendProblem::new(5, 1, 2, DType::F32, 2, 4);
+        assert_eq!(judge_tokens(&problem, &[3, -1, 0, -1, 7], None), Ok(()));
         let expected = vec![
             TensorError::Slot { token: 0, slot: 8, slots: 8 },
             TensorError::Slot { token: 1, slot: -2, slots: 8 },
             TensorError::SlotTwice { slot: 5, tokens: (2, 4) },
         ];
-        assert_eq!(judge_slots(&[8, -2, 5, -1, 5], 8), Err(expected.into()));
+        assert_eq!(judge_tokens(&problem, &[8, -2, 5, -1, 5], None), Err(expected.into()));
+        problem = problem.with_rotary(Rotary::new(RotaryStyle::Neox, 2, 10));
+        let at = |index, position| TensorError::Position { of: "token", index, position, max_position: 10 };
+        let positions = Positions::I32(&[0, -1, 9, 10, 12]);
+        let found = judge_tokens(&problem, &[3, -1, 0, -1, 7], Some(positions));
+        assert_eq!(found, Err(vec![at(4, 12)].into()), "skipped tokens have no key");
+        let found = judge_tokens(&problem.with_query(1), &[3, -1, 0, -1, 7], Some(positions));
+        assert_eq!(found, Err(vec![at(1, -1), at(3, 10), at(4, 12)].into()));
     }
 
     #[test]

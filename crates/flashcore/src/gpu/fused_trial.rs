@@ -10,7 +10,7 @@ use flashcore_problem::{KvCacheData, KvCacheOutputs, KvCacheProblem, Outputs, Se
 
 use super::append::trial_rotary;
 use super::kv_cache::GpuKvCache;
-use super::self_check::{KEY_LENGTH, SEED, Trial, layout_of_widths};
+use super::self_check::{SEED, Trial, layout_of_widths};
 use super::{Executor, Gpu, TRIAL_CTAS};
 use crate::{Error, PlanOptions, Reason};
 
@@ -27,7 +27,7 @@ pub(super) fn complaint(
     let small = trial(problem);
     let target = Target { num_sms: TRIAL_CTAS, ..gpu.target };
     // Several chunks of keys where there is a kernel that combines them, else one.
-    let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { KEY_LENGTH as u32 });
+    let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { small.attention.key_length as u32 });
     let plan = LaunchPlan::with_append(&small, config, target)
         .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
     let one = |error: CudaError| vec![Reason::Cuda(error)];

@@ -265,6 +265,10 @@ impl GpuKvCache {
         tensors: &KvCacheTensors,
     ) -> Result<(), Error> {
         tensors.check(problem, self.alignments)?;
+        if super::check_lengths::is_on() {
+            // SAFETY: the contract of this function.
+            unsafe { super::check_lengths::check_kv_cache(problem, stream, tensors) }?;
+        }
         // SAFETY: the contract of this function.
         Ok(unsafe { self.launch_checked(problem, stream, tensors) }?)
     }

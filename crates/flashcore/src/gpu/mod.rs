@@ -39,7 +39,7 @@ pub use stream::StreamRef;
 
 use crate::report::{KernelReport, SelfCheckReport};
 use crate::{PlanOptions, Reason};
-use self_check::{KEY_LENGTH, Trial};
+use self_check::Trial;
 use tuning::Measured;
 
 /// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
@@ -194,12 +194,12 @@ impl Gpu {
         plan: &LaunchPlan,
         kernels: &[Arc<Kernel>],
     ) -> Result<Option<String>, Vec<Reason>> {
-        let config = trial_config(plan);
-        let trial = match Trial::new(problem, config) {
+        let trial = match Trial::new(problem, plan.config) {
             Ok(trial) => trial,
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
         let target = Target { num_sms: TRIAL_CTAS, ..self.target };
+        let config = trial_config(plan, &trial.problem);
         let plan = LaunchPlan::new(&trial.problem, config, target)
             .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
         let mut outputs = Outputs::poisoned(&trial.problem);
@@ -237,9 +237,9 @@ impl fmt::Debug for Gpu {
 }
 
 /// The config of a trial of the kernels of a plan: with several chunks of keys where one of them combines those, else one.
-fn trial_config(plan: &LaunchPlan) -> Config {
+fn trial_config(plan: &LaunchPlan, trial: &Problem) -> Config {
     let is_combined = plan.launch(Stage::Combine).is_some();
-    plan.config.with_chunk_keys(if is_combined { 1 } else { KEY_LENGTH as u32 })
+    plan.config.with_chunk_keys(if is_combined { 1 } else { trial.key_length as u32 })
 }
 
 #[cfg(test)]
@@ -282,7 +282,7 @@ mod tests {
                 let trial = Trial::new(&problem, Config::ampere()).unwrap().problem;
                 let specs = |plan: LaunchPlan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>();
                 let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
-                let of_trial = plan.as_ref().map_or(config, trial_config);
+                let of_trial = plan.as_ref().map_or(config, |plan| trial_config(plan, &trial));
                 let of_trial = LaunchPlan::new(&trial, of_trial, Arch::Sm90a);
                 assert_eq!(plan.map(specs), of_trial.map(specs), "{config} {problem}");
             }

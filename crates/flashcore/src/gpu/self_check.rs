@@ -69,6 +69,13 @@ pub(super) fn layout_of_widths(problem: &Problem, [key, value, output]: [u32; 3]
     })
 }
 
+/// Rows of a page of the trial: so few that little more than [`KEY_LENGTH`] keys take two pages, and compiled into the same
+/// kernels. Those depend on whether it is a power of two, and on the power of two that divides it and a KV block.
+fn page_size(of: usize) -> usize {
+    let odd = if of.is_power_of_two() { 1 } else { 3 };
+    of.min(odd << of.trailing_zeros().min(8))
+}
+
 /// Scales of tokens, which kernels have the most to do with.
 fn scale_of_tokens(operand: Operand, problem: &Problem) -> Scale {
     let strides = ScaleStrides::per_token(operand, problem);
@@ -99,7 +106,11 @@ impl Trial {
 
     /// The small problem.
     pub(super) fn problem(problem: &Problem) -> Problem {
-        let mut small = Problem::new(2, 2, KEY_LENGTH, problem.head_dim, problem.dtype);
+        let page_size = problem.paged.map(|paged| page_size(paged.page_size));
+        // With pages, at least two of them, the last partial.
+        let keys = page_size.map_or(KEY_LENGTH, |rows| KEY_LENGTH.max(rows + rows.div_ceil(3)));
+        let keys = keys + usize::from(page_size.is_some_and(|rows| keys.is_multiple_of(rows)));
+        let mut small = Problem::new(2, 2, keys, problem.head_dim, problem.dtype);
         small.key_heads = 1;
         small.query_length = QUERY_LENGTH;
         small.value_dim = problem.value_dim;
@@ -110,13 +121,13 @@ impl Trial {
         small.mask_mod = problem.mask_mod.map(|mask| mask.with_constants_within(LARGEST_NUMBER, LARGEST_INTEGER));
         small.aux_f32 = problem.aux_f32.min(MOST_ENTRIES);
         small.aux_i32 = problem.aux_i32.min(MOST_ENTRIES);
-        // Sizes of packed and paged tensors are not compiled in, but for the rows of a page.
+        // Sizes of packed and paged tensors are not compiled in, but for what `page_size` keeps.
         small.total_q = problem.total_q.map(|_| 2 * QUERY_LENGTH - 3);
-        small.total_k = problem.total_k.map(|_| 2 * KEY_LENGTH - 5);
+        small.total_k = problem.total_k.map(|_| 2 * keys - 5);
         small.kv_batch = problem.kv_batch.map(|_| 3);
-        small.paged = problem.paged.map(|paged| {
-            let width = KEY_LENGTH.div_ceil(paged.page_size) + 1;
-            PagedKv::new(paged.page_size, 3 * width, width)
+        small.paged = page_size.map(|rows| {
+            let width = keys.div_ceil(rows) + 1;
+            PagedKv::new(rows, 3 * width, width)
         });
         small.layout = layout_of_widths(&small, [Specialization::of(problem).vec_bytes; 3]);
         small.mask = match problem.mask {
@@ -194,6 +205,29 @@ mod tests {
             let mut outputs = Outputs::poisoned(&trial.problem);
             flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
             assert_eq!(trial.complaint(&outputs), None);
+        }
+    }
+
+    /// Rows of pages of a trial are compiled into the same kernels as those of its problem, and its longest sequence has
+    /// several pages, the last partial, and several chunks.
+    #[test]
+    fn a_trial_has_several_pages() {
+        let few = [1, 2, 3, 7, 16, 24, 48, 64, 96, 128, 192, 203, 256];
+        let many = [257, 272, 384, 512, 640, 768, 1000, 1024, 1280, 1296, 4096, 3 << 12, 1 << 20];
+        for rows in few.into_iter().chain(many) {
+            let mut problem = Problem::new(3, 4, 9, 64, DType::F16).with_key_length(rows);
+            (problem.paged, problem.seqused_k) = (Some(PagedKv::new(rows, 9, 3)), true);
+            let small = Trial::problem(&problem);
+            assert_eq!(small.validate(), Ok(()));
+            let configs = [Config::ampere(), Config::hopper(), "hopper-64x256-1stage".parse().unwrap()];
+            for config in configs {
+                assert_eq!(config.specialization(&small), config.specialization(&problem), "{rows} {config}");
+            }
+            let paged = small.paged.unwrap();
+            let lengths = Inputs::random(&small, SEED).seqused_k.unwrap();
+            let longest = lengths.into_iter().max().unwrap() as usize;
+            assert!(longest > paged.page_size && longest > 128, "{rows}");
+            assert!(paged.page_size == 1 || !longest.is_multiple_of(paged.page_size), "{rows}");
         }
     }
 

@@ -104,7 +104,7 @@ fn machine(value: &Value) -> String {
 }
 
 fn problem(row: &Value) -> String {
-    let [formula, shape, dtype, mask] = ["formula", "shape", "dtype", "mask"].map(|field| text_of(&row[field]));
+    let [name, shape, dtype, mask] = ["formula", "shape", "dtype", "mask"].map(|field| text_of(&row[field]));
     // A mask as keys before and after the row's own.
     let side = |side: &Value| side.as_u64().map_or_else(String::new, |keys| keys.to_string());
     let window = row.get("window").map(|window| match window.as_array().map(Vec::as_slice) {
@@ -113,7 +113,7 @@ fn problem(row: &Value) -> String {
         Some([left, right]) => format!("window:{},{}", side(left), side(right)),
         Some(_) => window.to_string(),
     });
-    [formula, shape, dtype, mask.or(window)].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    [name, shape, dtype, mask.or(window)].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// Times under the names of their programs, in a unit, without ours.

@@ -39,6 +39,44 @@ pub const CHUNKS: &[Mutation] = mutations! { Group::Sequences;
         |kernel| change(kernel, Find::nth(&["prologue"], |op| is_compare(op, Compare::Gt), 0), |op| set_compare(op, Compare::Ge));
 };
 
+/// More than 16 and more than 32 sequences, of which a warp scans 32 at a time.
+pub const SCANS: &[Mutation] = mutations! { Group::Scans;
+    "ampere": "scan-of-16", "units of sequences more than 16 before are not counted" => scan_of_16;
+    "ampere": "scan-again", "the second scan has the sequences of the first" => scan_again;
+    "hopper": "scan-of-16", "units of sequences more than 16 before are not counted" => scan_of_16;
+    "hopper": "scan-again", "the second scan has the sequences of the first" => scan_again;
+};
+
+/// The last step of the prefix sum adds nothing.
+fn scan_of_16(kernel: &mut Kernel) -> usize {
+    let half = Operand::Constant(16);
+    let is_last = |op: &Op| matches!(op, Op::Shuffle { mode: ShuffleMode::Up, index, .. } if *index == half);
+    rewrite_if(kernel, is_last, |_, mut instruction| {
+        if let Op::Shuffle { ty, d, .. } = instruction.op {
+            instruction.op = Op::Mov { ty, d, a: Operand::Constant(0) };
+        }
+        vec![instruction]
+    })
+}
+
+/// The sequence of a lane is that of the first scan, whichever scan it is.
+fn scan_again(kernel: &mut Kernel) -> usize {
+    let mut first = None;
+    rewrite(kernel, Find::nth(&["scan"], |op| matches!(op, Op::Add { ty: Type::U32, .. }), 0), |_, instruction| {
+        if let Op::Add { a, .. } = instruction.op {
+            first = Some(a);
+        }
+        vec![instruction]
+    });
+    let is_sequence = |op: &Op| matches!(op, Op::Add { a, b: Operand::Register(_), .. } if Some(*a) == first);
+    rewrite_if(kernel, is_sequence, |_, mut instruction| {
+        if let Op::Add { ty, d, b, .. } = instruction.op {
+            instruction.op = Op::Mov { ty, d, a: b };
+        }
+        vec![instruction]
+    })
+}
+
 fn is_broadcast(op: &Op) -> bool {
     matches!(op, Op::Shuffle { mode: ShuffleMode::Index, .. })
 }

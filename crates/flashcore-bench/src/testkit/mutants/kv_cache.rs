@@ -82,6 +82,33 @@ fn sines_of_cosines(kernel: &mut Kernel) -> usize {
     })
 }
 
+/// Among more than 16 sequences, one that the search for the sequence of a row never comes to.
+pub const SEARCHES: &[Mutation] = mutations! { Group::Scans;
+    "append": "append-search-of-16", "the search for the sequence of a packed row looks at the first sixteen alone" =>
+        |kernel| first_step(kernel, 8);
+    "append": "append-search-of-32", "the search for the sequence of a packed row looks at the first 32 alone" =>
+        |kernel| first_step(kernel, 16);
+};
+
+/// The first step of the search becomes at most `most`.
+fn first_step(kernel: &mut Kernel, most: u64) -> usize {
+    let Some(step) = parameter(kernel, "first_step").map(Operand::Register) else { return 0 };
+    rewrite_if(
+        kernel,
+        |op| matches!(op, Op::Mov { a, .. } if *a == step),
+        |_, mut instruction| {
+            if let Op::Mov { ty, d, a } = instruction.op {
+                instruction.op = Op::Min { ty, d, a, b: Operand::Constant(most) };
+            }
+            vec![instruction]
+        },
+    )
+}
+
+/// Sequences of a trial.
+const FEW: usize = 5;
+/// More than the search finds in four steps, and in five.
+const MANY: usize = 41;
 const SEED: u64 = 0;
 
 /// A growing cache that the kernel as it is passes.
@@ -95,24 +122,26 @@ pub(super) struct AppendTrial {
 impl AppendTrial {
     /// All of them.
     pub(super) fn all() -> Result<Vec<Self>, MutantsError> {
-        let plain = [RotaryStyle::Neox, RotaryStyle::GptJ].map(|style| Self::new(style, None));
+        let plain = [RotaryStyle::Neox, RotaryStyle::GptJ].map(|style| Self::new(FEW, style, None));
         // Given scales of each row and head, and computed ones.
-        let quantized = [false, true].map(|computes| Self::new(RotaryStyle::Neox, Some(computes)));
-        plain.into_iter().chain(quantized).collect()
+        let quantized = [false, true].map(|computes| Self::new(FEW, RotaryStyle::Neox, Some(computes)));
+        let many = Self::new(MANY, RotaryStyle::Neox, None);
+        plain.into_iter().chain(quantized).chain([many]).collect()
     }
 
-    fn new(style: RotaryStyle, computes_scales: Option<bool>) -> Result<Self, MutantsError> {
-        let mut attention = Problem::new(5, 4, 3, 64, DType::F16).with_layout(Layout::Bshd);
+    fn new(batch: usize, style: RotaryStyle, computes_scales: Option<bool>) -> Result<Self, MutantsError> {
+        let mut attention = Problem::new(batch, 4, 3, 64, DType::F16).with_layout(Layout::Bshd);
         (attention.key_heads, attention.key_length, attention.seqused_k) = (2, 203, true);
         attention.mask = Mask::Causal(Alignment::BottomRight);
-        (attention.leftpad_k, attention.kv_batch) = (true, Some(7));
-        attention.paged = Some(PagedKv::new(16, 7 * 13 + 1, 13));
+        let batches = batch + 2;
+        (attention.leftpad_k, attention.kv_batch) = (true, Some(batches));
+        attention.paged = Some(PagedKv::new(16, batches * 13 + 1, 13));
         let is_quantized = computes_scales.is_some();
         attention.kv_dtype = is_quantized.then_some(DType::E4m3);
         (attention.k_scale, attention.v_scale) = (is_quantized, is_quantized);
         let dim = if is_quantized { 64 } else { 32 };
         let problem = KvCacheProblem::new(attention, 9)
-            .with_total_new(Some(31))
+            .with_total_new(Some(6 * batch + 1))
             .with_rotary(Rotary::new(style, dim, 210))
             .with_compute_scales(computes_scales == Some(true));
         let plan = SequencePlan::new(&problem, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
@@ -154,7 +183,11 @@ impl AppendTrial {
 
 impl OtherTrial for AppendTrial {
     fn group(&self) -> Group {
-        if self.is_quantized() { Group::Quantize } else { Group::KvCache }
+        match self.is_quantized() {
+            true => Group::Quantize,
+            false if self.problem.attention.batch > FEW => Group::Scans,
+            false => Group::KvCache,
+        }
     }
 
     fn name(&self) -> String {

@@ -25,6 +25,7 @@ mod quantize;
 mod sequences;
 mod tf32;
 mod trials;
+mod wrong_arrays;
 
 use core::fmt;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ use flashcore_sim::{Counters, SimError};
 pub use addressing::{ADDRESSING, FAR, PARTS};
 pub use block_mask::BLOCK_MASK;
 pub use catalogue::{CATALOGUE, Mutation};
-pub use chunks::CHUNKS;
+pub use chunks::{CHUNKS, SCANS};
 pub use dynamic::DYNAMIC;
 pub use fp8::FP8;
 pub use fp8_mma::FP8_MMA;
@@ -45,7 +46,7 @@ pub use fp8_query::FP8_QUERY;
 pub use fused_append::FUSED_APPEND;
 pub use hopper::HOPPER;
 pub use invariance::INVARIANCE;
-pub use kv_cache::KV_CACHE;
+pub use kv_cache::{KV_CACHE, SEARCHES};
 pub use lse_forms::LSE_FORMS;
 pub use merge::MERGE;
 pub use numeric::{CLUSTERS, LATE, NUMERIC};
@@ -54,6 +55,7 @@ pub use quantize::QUANTIZE;
 pub use sequences::SEQUENCES;
 pub use tf32::TF32;
 pub use trials::Group;
+pub use wrong_arrays::WRONG_ARRAYS;
 
 use crate::testkit::shape_text;
 use crate::testkit::simulate::FarApart;
@@ -63,6 +65,7 @@ use invariance::InvarianceTrial;
 use kv_cache::AppendTrial;
 use merge::MergeTrial;
 use trials::Start;
+use wrong_arrays::WrongArraysTrial;
 
 /// All planted bugs.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
@@ -90,6 +93,9 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
         FP8_QUERY,
         FP8_MMA,
         OVERLAP,
+        WRONG_ARRAYS,
+        SCANS,
+        SEARCHES,
     ];
     lists.into_iter().flatten()
 }
@@ -211,6 +217,10 @@ pub struct Trials {
 trait OtherTrial: fmt::Debug {
     /// Group of the mutations that it can kill.
     fn group(&self) -> Group;
+    /// True if bugs of a family are planted in its kernel.
+    fn is_of(&self, _family: &str) -> bool {
+        true
+    }
     /// The text that reports name it by.
     fn name(&self) -> String;
     /// The kernel that bugs are planted in, as it is.
@@ -232,6 +242,9 @@ fn other_trials() -> Result<Vec<Box<dyn OtherTrial>>, MutantsError> {
     }
     for fused in FusedTrial::all()? {
         all.push(Box::new(fused));
+    }
+    for wrong in WrongArraysTrial::all()? {
+        all.push(Box::new(wrong));
     }
     Ok(all)
 }
@@ -308,7 +321,8 @@ impl Trials {
         mutation: Mutation,
     ) -> impl Iterator<Item = Result<(String, Option<Kill>), MutantsError>> + '_ {
         let plant = move |mut kernel: Kernel| ((mutation.plant)(&mut kernel) > 0).then_some(kernel);
-        let others = self.others.iter().filter(move |trial| mutation.group == trial.group());
+        let others =
+            self.others.iter().filter(move |trial| mutation.group == trial.group() && trial.is_of(mutation.family));
         let others = others.filter_map(move |trial| match trial.kernel() {
             Ok(kernel) => plant(kernel.into_kernel()).map(|kernel| Ok((trial.name(), trial.try_to_kill(kernel)))),
             Err(error) => Some(Err(error)),
@@ -392,6 +406,8 @@ impl Trial {
                 | NoVerdict::Cpu(_)
                 | NoVerdict::Panicked(_)
                 | NoVerdict::Append(_)
+                | NoVerdict::Written(_)
+                | NoVerdict::Taken
                 | NoVerdict::GuardPages(_)),
             ) => {
                 return Ok(kill(Killer::Verifier, other.to_string()));
@@ -461,7 +477,8 @@ mod tests {
         };
         let others = other_trials().expect("trials");
         let finds_in_others = |mutation: &&Mutation| {
-            others.iter().filter(|trial| trial.group() == mutation.group).any(|trial| {
+            let tries = |trial: &&Box<dyn OtherTrial>| trial.group() == mutation.group && trial.is_of(mutation.family);
+            others.iter().filter(tries).any(|trial| {
                 let kernel = trial.kernel().expect("a kernel");
                 (mutation.plant)(&mut kernel.into_kernel()) > 0
             })

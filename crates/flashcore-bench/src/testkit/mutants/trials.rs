@@ -50,6 +50,10 @@ pub enum Group {
     Fp8Mma,
     /// Launches that overlap with the ones before them.
     Overlap,
+    /// Device arrays that the host refuses.
+    WrongArrays,
+    /// More sequences than a warp scans at a time.
+    Scans,
 }
 
 /// A trial before it is prepared.
@@ -132,6 +136,11 @@ pub(super) fn all() -> Vec<Start> {
         all.push(Start { seed, numbers, ..start(Group::Fp8)((problem, config)) });
     }
     all.extend(overlapping().into_iter().map(start(Group::Overlap)));
+    let mut many =
+        Problem::new(41, 1, 3, 32, DType::F16).with_total_q(Some(82)).with_total_k(Some(1200)).with_lse(true);
+    many.key_length = 70;
+    let chunks = "ampere-32x32-2stage-swizzled-packgqa-3persistent-64chunk";
+    all.extend([chunks, "hopper-64x48-2stage-persistent"].map(|name| start(Group::Scans)((many.clone(), named(name)))));
     all
 }
 

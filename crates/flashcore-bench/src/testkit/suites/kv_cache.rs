@@ -41,8 +41,7 @@ fn rotary(number: usize, attention: &Problem) -> Option<Rotary> {
         3 => (RotaryStyle::Neox, attention.head_dim / 2),
         _ => (RotaryStyle::GptJ, attention.head_dim),
     };
-    // Some tables end before the last position.
-    let max_position = if number % 7 == 3 { attention.key_length / 2 } else { attention.key_length + 3 };
+    let max_position = attention.key_length + attention.query_length + if number % 7 == 3 { 0 } else { 3 };
     let table_dtype = (number % 4 == 1).then_some(DType::F32);
     Some(Rotary { table_dtype, ..Rotary::new(style, dim, max_position) })
 }

@@ -13,6 +13,7 @@ pub(crate) mod huge;
 mod kv_cache;
 mod random_serving;
 mod serving;
+mod wrong_arrays;
 
 use flashcore_cpu::Level;
 use flashcore_kernels::{Accuracy, Config, HopperConfig, LaunchPlan};
@@ -26,6 +27,7 @@ pub use configs::configs;
 pub use huge::{far_trials, huge};
 pub use random_serving::fuzz_serving;
 pub use serving::serving;
+pub use wrong_arrays::wrong_arrays;
 
 /// The element types that GPU kernels have.
 const DTYPES: [DType; 2] = [DType::F16, DType::Bf16];

@@ -12,7 +12,7 @@ use super::gpu_features::{self, named};
 use super::kv_cache::{has_append_kernel, random_growing_cache};
 use super::serving::{Sequences, interleaved, work};
 use super::{Kernels, Runner, kernel_option, takes};
-use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted, expressions};
+use crate::testkit::{Arrays, Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// Keeps the numbers that shape a problem apart from those that fill its tensors.
 const STREAM: u64 = 0x5e41;
@@ -20,14 +20,20 @@ const STREAM: u64 = 0x5e41;
 const SIZES: u64 = 1 << 32;
 /// Keeps the append before attention apart from attention.
 const GROWING: u64 = 1 << 33;
-/// Cases that follow each other and have one kernel, which a GPU then compiles once.
+/// Cases that follow each other and have one kernel, which a GPU then compiles once; in the simulator each has its own.
 const CASES_PER_KERNEL: u64 = 8;
 /// Multiplications of a case at most: of the simulator, and of the CPU.
 const MOST_WORK: (usize, usize) = (1_500_000, 3_000_000);
 /// Sequences of a case at most.
 const MOST_SEQUENCES: usize = 2048;
-/// More sequences than these are short.
+/// More sequences than these have no bias, which would be large.
 const MANY: usize = 32;
+/// More sequences than these are short.
+const FEW: usize = 12;
+/// Sequences around half of what a warp scans at a time, all of that, and twice as many.
+const SCANNED: [usize; 9] = [15, 16, 17, 31, 32, 33, 63, 64, 65];
+/// Keeps the place of a config in the list apart from all other choices.
+const CONFIG: u64 = 1 << 34;
 
 /// `count` random problems of packed, paged and ragged sequences that the runner takes. Each follows from its own number
 /// alone, counted from `seed`.
@@ -36,7 +42,7 @@ pub fn fuzz_serving(runner: Runner, count: usize, seed: u64) -> Vec<Case> {
 }
 
 fn fuzz_case(runner: Runner, number: u64) -> Case {
-    let kernel = number / CASES_PER_KERNEL;
+    let kernel = if matches!(runner, Runner::Cuda(_)) { number / CASES_PER_KERNEL } else { number };
     let (backend, kernels) = named(runner);
     let option = kernel_option(kernels);
     let command = format!("flashcore verify --backend {backend}{option} --suite serving --fuzz 1 --seed {number}");
@@ -46,7 +52,7 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
             let kind = Kind::random(&mut SplitMix64::stream(number, STREAM));
             let mut sequences = kind.sequences(&mut sizes, MOST_WORK.1);
             give_float8(&mut sequences.problem, number);
-            growing(&sequences, number, number, |_| Backend::Cpu(level))
+            growing(&sequences, number, number, Some(8), |_| Backend::Cpu(level))
                 .unwrap_or_else(|| sequences.case(number, Backend::Cpu(level)))
         }
         Runner::Sim(_) | Runner::Cuda(_) => {
@@ -57,7 +63,9 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
                 if matches!(runner, Runner::Cuda(_)) { Backend::Cuda(config) } else { Backend::Sim(config) }
             };
             let has_kernel = |case: &Case| case.kv_cache.as_deref().is_none_or(has_append_kernel);
-            let case = growing(&sequences, kernel, number, backend).filter(has_kernel).unwrap_or_else(|| {
+            // The host refuses such arrays before a GPU has them.
+            let crowds = matches!(runner, Runner::Sim(_)).then_some(2);
+            let case = growing(&sequences, kernel, number, crowds, backend).filter(has_kernel).unwrap_or_else(|| {
                 let backend = backend(&sequences.problem);
                 sequences.case(number, backend)
             });
@@ -67,8 +75,15 @@ fn fuzz_case(runner: Runner, number: u64) -> Case {
     Case { command: Some(command), ..case }
 }
 
-/// One kernel in four appends new keys to the cache before it attends.
-fn growing(sequences: &Sequences, kernel: u64, number: u64, backend: impl FnOnce(&Problem) -> Backend) -> Option<Case> {
+/// One kernel in four appends new keys to the cache before it attends; one case of those in `crowds` has more new keys than
+/// room, and padding that reaches into them.
+fn growing(
+    sequences: &Sequences,
+    kernel: u64,
+    number: u64,
+    crowds: Option<usize>,
+    backend: impl FnOnce(&Problem) -> Backend,
+) -> Option<Case> {
     let mut kind = SplitMix64::stream(kernel, STREAM ^ GROWING);
     if kind.below(4) > 0 {
         return None;
@@ -76,13 +91,15 @@ fn growing(sequences: &Sequences, kernel: u64, number: u64, backend: impl FnOnce
     let mut sizes = SplitMix64::stream(number, STREAM ^ GROWING ^ SIZES);
     let problem = random_growing_cache(sequences.problem.clone(), &mut kind, &mut sizes)?;
     let backend = backend(&problem.attended());
-    Some(Case { lengths: sequences.lengths, ..Case::with_kv_cache(problem, number, backend) })
+    let is_crowded = crowds.is_some_and(|crowds| sizes.below(crowds) == 0);
+    let arrays = if is_crowded { Arrays::Crowded } else { Arrays::Right };
+    Some(Case { lengths: sequences.lengths, arrays, ..Case::with_kv_cache(problem, number, backend) })
 }
 
 /// The config that was asked for or another of its family; else each in turn.
 fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
     let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
-    let first = turn as usize % order.len();
+    let first = SplitMix64::stream(turn, STREAM ^ CONFIG).below(order.len());
     order.rotate_left(first);
     if let Kernels::Only(config) = kernels {
         order.retain(|other| other.family() == config.family());
@@ -181,11 +198,12 @@ impl Kind {
         let batch = match random.below(24) {
             0 => 1 + random.below(MOST_SEQUENCES),
             1..4 => 1 + random.below(128),
+            4..8 => SCANNED[random.below(SCANNED.len())],
             _ => 1 + random.below(8),
         };
         let key_heads = 1 + random.below(3);
         let heads = key_heads * [1, 1, 2, 4, 8, 3][random.below(6)];
-        let (queries, keys) = random_lengths(random, batch > MANY);
+        let (queries, keys) = random_lengths(random, batch > FEW);
         let mut problem = Problem::new(batch, heads, queries, self.dims.0, self.dtype);
         (problem.key_heads, problem.key_length, problem.value_dim) = (key_heads, keys, self.dims.1);
         (problem.mask, problem.softcap, problem.lse) = (self.mask, self.softcap, self.lse.is_some());
@@ -256,16 +274,17 @@ fn random_lengths(random: &mut SplitMix64, are_many: bool) -> (usize, usize) {
     }
 }
 
-/// Takes away heads, then sequences, then rows, then keys.
+/// Takes away heads, then sequences, then rows, then keys; sequences that are scanned last.
 fn shrink(problem: &mut Problem, most_work: usize) {
     while work(problem) > most_work {
         let group = problem.query_heads / problem.key_heads;
+        let is_scanned = (FEW..=2 * MANY + 1).contains(&problem.batch) && problem.key_length > 1;
         if problem.key_heads > 1 {
             problem.key_heads -= 1;
             problem.query_heads = group * problem.key_heads;
-        } else if problem.batch > 3 {
+        } else if problem.batch > 3 && !is_scanned {
             problem.batch -= problem.batch.div_ceil(4);
-        } else if problem.query_length > 8 {
+        } else if problem.query_length > if is_scanned { 1 } else { 8 } {
             problem.query_length -= problem.query_length.div_ceil(4);
         } else if problem.query_heads > 1 {
             problem.query_heads = problem.query_heads.div_ceil(2);
@@ -343,6 +362,34 @@ mod tests {
         assert_eq!(fuzz_serving(Runner::Cpu(Level::Portable), 1, 7)[0], cases[7]);
         let command = "flashcore verify --backend cpu --suite serving --fuzz 1 --seed 7 --cpu-level portable";
         assert_eq!(cases[7].command(), command);
+    }
+
+    /// What one run of the gates draws has appends without room, padding that reaches into new keys, and more sequences than
+    /// half a scan, a whole one and two, for each kernel that scans.
+    #[test]
+    fn the_gates_draw_crowded_caches_and_scans() {
+        let cases = fuzz_serving(Runner::Sim(Kernels::All), 60, 0);
+        let count = |is: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| is(case)).count();
+        let is_crowded = |case: &Case| case.arrays == Arrays::Crowded;
+        assert!(count(&is_crowded) >= 4);
+        assert!(count(&|case| is_crowded(case) && case.problem.leftpad_k) >= 1);
+        assert!(
+            count(&|case| is_crowded(case) && case.kv_cache.as_ref().is_some_and(|new| new.total_new.is_some())) >= 1
+        );
+        let scans = |case: &Case| match case.backend.config() {
+            Some(Config::Ampere(config)) => config.chunk_keys > 0,
+            Some(Config::Hopper(config)) => {
+                config.chunk_keys > 0 || config.persistent && (case.problem.total_q.is_some() || case.problem.seqused_q)
+            }
+            _ => false,
+        };
+        for most in [16, 32, 64] {
+            let more = count(&|case| scans(case) && case.problem.batch > most);
+            assert!(more >= 1, "{more} cases scan more than {most} sequences");
+        }
+        let on_cpu = fuzz_serving(Runner::Cpu(Level::Portable), 300, 0);
+        assert!(on_cpu.iter().filter(|case| is_crowded(case)).count() >= 3);
+        assert!(on_cpu.iter().filter(|case| case.problem.batch > 16).count() >= 50);
     }
 
     #[test]

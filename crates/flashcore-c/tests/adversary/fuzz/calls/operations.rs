@@ -117,7 +117,8 @@ impl Caller<'_> {
     pub(super) fn rotary(&mut self, problem: &mut Struct, head_dim: i128) {
         if self.random.once_in(2) {
             problem.set("rotary", constant(self.random.pick(&["ROTARY_NEOX", "ROTARY_GPTJ"])));
-            problem.set("rotary_dim", head_dim / 2 * 2).set("max_position", 9).set("table_stride", head_dim.max(1));
+            let rows = self.random.pick(&[9, 20]);
+            problem.set("rotary_dim", head_dim / 2 * 2).set("max_position", rows).set("table_stride", head_dim.max(1));
         }
         problem.set("qk_norm", self.random.once_in(4).into()).set_real("norm_eps", 1e-6);
     }
@@ -172,12 +173,13 @@ impl Caller<'_> {
         let mut inputs = Struct::zeroed("flashcore_append_inputs_t");
         self.read(&mut inputs, "key", Pattern::Keys, MEMORY);
         self.read(&mut inputs, "value", Pattern::Values, MEMORY);
-        // Slots of 64 bits: 0 is one for all tokens, which none or one may have; counted ones are beyond the cache.
-        let slots = self.random.pick(&[Pattern::Counted, Pattern::Counted, Pattern::Zeros, Pattern::Garbage]);
+        // Slots of 64 bits: 0 is one for all tokens, which none or one may have; counted ones are beyond the cache, an error.
+        let slots = self.random.pick(&[Pattern::Zeros, Pattern::Zeros, Pattern::Counted, Pattern::Garbage]);
         self.read(&mut inputs, "slot_mapping", slots, 8 * count("tokens"));
         if problem.get("rotary") != 0 {
             let bytes = count("position_bits") / 8 * count("tokens");
-            self.read(&mut inputs, "positions", Pattern::Garbage, bytes);
+            let positions = self.random.pick(&[Pattern::Zeros, Pattern::Zeros, Pattern::Garbage]);
+            self.read(&mut inputs, "positions", positions, bytes);
         }
         self.tables(&mut inputs, &problem, &problem);
         self.disturb(&mut inputs);
