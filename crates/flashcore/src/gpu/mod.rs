@@ -123,7 +123,7 @@ impl Gpu {
     pub(crate) fn prepare(&self, problem: &Problem, options: PlanOptions) -> Result<Option<Prepared>, Vec<Reason>> {
         let start = Instant::now();
         let Some(plan) = self.plan(problem, options)? else { return Ok(None) };
-        self.prepare_plan(&plan, options, start, |kernels| self.try_kernels(problem, plan.config, kernels)).map(Some)
+        self.prepare_plan(&plan, options, start, |kernels| self.try_kernels(problem, &plan, kernels)).map(Some)
     }
 
     /// The kernels of a plan, ready to be launched, after `try_kernels` has tried them if they are new to the driver.
@@ -191,16 +191,15 @@ impl Gpu {
     fn try_kernels(
         &self,
         problem: &Problem,
-        config: Config,
+        plan: &LaunchPlan,
         kernels: &[Arc<Kernel>],
     ) -> Result<Option<String>, Vec<Reason>> {
-        let trial = match Trial::new(problem, config) {
+        let trial = match Trial::new(problem, plan.config) {
             Ok(trial) => trial,
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
         let target = Target { num_sms: TRIAL_CTAS, ..self.target };
-        // Several chunks of keys where there is a kernel that combines them, else one.
-        let config = config.with_chunk_keys(if kernels.len() > 1 { 1 } else { trial.problem.key_length as u32 });
+        let config = trial_config(plan, &trial.problem);
         let plan = LaunchPlan::new(&trial.problem, config, target)
             .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
         let mut outputs = Outputs::poisoned(&trial.problem);
@@ -237,6 +236,12 @@ impl fmt::Debug for Gpu {
     }
 }
 
+/// The config of a trial of the kernels of a plan: with several chunks of keys where one of them combines those, else one.
+fn trial_config(plan: &LaunchPlan, trial: &Problem) -> Config {
+    let is_combined = plan.launch(Stage::Combine).is_some();
+    plan.config.with_chunk_keys(if is_combined { 1 } else { trial.key_length as u32 })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,17 +272,19 @@ mod tests {
                 problem.layout = flashcore_problem::Layout::Strided(strides);
             },
         ];
-        for config in Config::all() {
+        let one_chunk = |config: &Config| config.chunk_keys().map(|_| config.with_chunk_keys(4096));
+        let configs = Config::all();
+        for config in configs.iter().copied().chain(configs.iter().filter_map(one_chunk)) {
             for (number, change) in features.into_iter().enumerate() {
                 let dtype = Specialization::DTYPES[number % 2];
                 let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
                 change(&mut problem);
                 let trial = Trial::new(&problem, Config::ampere()).unwrap().problem;
-                let specs = |problem: &Problem| {
-                    let plan = LaunchPlan::new(problem, config, Arch::Sm90a);
-                    plan.map(|plan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>())
-                };
-                assert_eq!(specs(&problem), specs(&trial), "{config} {problem}");
+                let specs = |plan: LaunchPlan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>();
+                let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
+                let of_trial = plan.as_ref().map_or(config, |plan| trial_config(plan, &trial));
+                let of_trial = LaunchPlan::new(&trial, of_trial, Arch::Sm90a);
+                assert_eq!(plan.map(specs), of_trial.map(specs), "{config} {problem}");
             }
         }
     }
