@@ -44,7 +44,7 @@ mod bugs {
                     match self { $(Self::$bug => $name,)* }
                 }
 
-                /// What is wrong.
+                /// The wrong behaviour, in words.
                 pub const fn what(self) -> &'static str {
                     match self { $(Self::$bug => $what,)* }
                 }
