@@ -32,7 +32,7 @@ impl Check {
         }
     }
 
-    /// What is wrong, if anything is.
+    /// The first complaint, if there is one.
     fn complaint(&self) -> Option<String> {
         match self {
             Self::Attention(check) => {

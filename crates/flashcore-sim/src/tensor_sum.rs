@@ -128,8 +128,10 @@ fn truncating(
     if largest == i32::MIN {
         return Some(0.0);
     }
+    // The exponent of a zero may lie far above the largest.
     let sum: i64 = terms
         .flatten()
+        .filter(|(significand, _, _)| *significand != 0)
         .map(|(significand, of, exponent)| shifted(significand, fraction - of - (largest - exponent)))
         .sum();
     Some(to_f32(sum, largest - fraction))
@@ -193,6 +195,13 @@ mod tests {
         check(TensorSum::H200, f32::INFINITY, &[(1.0, 1.0)], f32::INFINITY);
         assert!(TensorSum::H200.add([Factor::of(Type::Tf32); 2], 0.0, [(f64::INFINITY, 0.0)].into_iter()).is_nan());
         check(TensorSum::H200, 0.0, &[(0.0, 0.0)], 0.0);
+    }
+
+    /// A product with zero has the exponent of the other factor, and yet no part in the largest.
+    #[test]
+    fn zero_times_a_large_number_is_zero() {
+        let sum = TensorSum::H200.add([Factor::of(Type::Tf32); 2], f32::MIN_POSITIVE, [(0.0, 1e38)].into_iter());
+        assert_eq!(sum.to_bits(), f32::MIN_POSITIVE.to_bits());
     }
 
     /// Products of `f16` are exact in `f32`, so that one alone is kept, subnormals too.
