@@ -364,18 +364,18 @@ mod tests {
         assert_eq!(cases[7].command(), command);
     }
 
-    /// The cases of one run of the gates have appends without room, padding that reaches into new keys, and for kernels that
+    /// Random cases have appends without room, padding that reaches into new keys, and for kernels that
     /// scan more sequences than half a scan, a whole one and two.
     #[test]
-    fn the_gates_draw_crowded_caches_and_scans() {
-        let cases = fuzz_serving(Runner::Sim(Kernels::All), 60, 0);
-        let count = |is: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| is(case)).count();
+    fn crowded_caches_and_scans_are_drawn() {
         let is_crowded = |case: &Case| case.arrays == Arrays::Crowded;
-        assert!(count(&is_crowded) >= 4);
-        assert!(count(&|case| is_crowded(case) && case.problem.leftpad_k) >= 1);
-        assert!(
-            count(&|case| is_crowded(case) && case.kv_cache.as_ref().is_some_and(|new| new.total_new.is_some())) >= 1
-        );
+        assert!(fuzz_serving(Runner::Sim(Kernels::All), 60, 0).iter().filter(|case| is_crowded(case)).count() >= 2);
+        let cases = fuzz_serving(Runner::Sim(Kernels::All), 400, 0);
+        let count = |is: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| is(case)).count();
+        assert!(count(&is_crowded) >= 20);
+        assert!(count(&|case| is_crowded(case) && case.problem.leftpad_k) >= 3);
+        let is_packed = |case: &Case| case.kv_cache.as_ref().is_some_and(|new| new.total_new.is_some());
+        assert!(count(&|case| is_crowded(case) && is_packed(case)) >= 6);
         let scans = |case: &Case| match case.backend.config() {
             Some(Config::Ampere(config)) => config.chunk_keys > 0,
             Some(Config::Hopper(config)) => {
@@ -383,13 +383,13 @@ mod tests {
             }
             _ => false,
         };
-        for most in [16, 32, 64] {
+        for (most, least) in [(16, 5), (32, 3), (64, 1)] {
             let more = count(&|case| scans(case) && case.problem.batch > most);
-            assert!(more >= 1, "{more} cases scan more than {most} sequences");
+            assert!(more >= least, "{more} cases scan more than {most} sequences");
         }
         let on_cpu = fuzz_serving(Runner::Cpu(Level::Portable), 300, 0);
-        assert!(on_cpu.iter().filter(|case| is_crowded(case)).count() >= 3);
-        assert!(on_cpu.iter().filter(|case| case.problem.batch > 16).count() >= 50);
+        assert!(on_cpu.iter().any(is_crowded));
+        assert!(on_cpu.iter().filter(|case| case.problem.batch > 16).count() >= 30);
     }
 
     #[test]

@@ -89,6 +89,7 @@ fn of_types(problem: &Problem, backend: Backend) -> Problem {
     if is_fp8 {
         (problem.out_dtype, problem.dtype) = (Some(problem.dtype), DType::E4m3);
         (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
+        problem.lse = false;
         problem.leftpad_k &= problem.paged.is_none();
     } else if matches!(config, Config::Ampere(ampere) if ampere.num_splits == 3) && problem.layout == Layout::Bhsd {
         (problem.kv_dtype, problem.k_scale, problem.v_scale) = (Some(DType::E4m3), true, true);
