@@ -74,6 +74,7 @@ mod bugs {
         AppendPast32 "append-past-32" "sequences past the thirty-second append nothing";
         RotaryPast128 "rotary-past-128" "rows at positions past 128 are rotated as at 128";
         PartsPast64 "parts-past-64" "parts past the sixty-fourth are not merged";
+        AppendBeforeCheck "append-before-check" "new keys that have room are appended before a call is refused";
     }
 
     /// Number of the bug that is planted; one past the last where none is.

@@ -178,8 +178,8 @@ fn of_all_numbers(count: Count, number: usize, problem: &Problem, backend: Backe
     match count {
         Count::NewSequences => {
             let mut growing = KvCacheProblem::new(problem.clone(), 2);
-            growing.rotary =
-                (number % 2 == 1).then(|| Rotary::new(RotaryStyle::Neox, problem.head_dim, problem.key_length));
+            growing.rotary = (number % 2 == 1)
+                .then(|| Rotary::new(RotaryStyle::Neox, problem.head_dim, problem.key_length + problem.query_length));
             vec![Case::with_kv_cache(growing, index as u64, backend)]
         }
         Count::Tiles | Count::Splits | Count::Chunks if number > 2 && is_cheap => {
