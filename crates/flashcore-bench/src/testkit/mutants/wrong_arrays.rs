@@ -177,7 +177,7 @@ const ROUNDS: u64 = 4;
 #[derive(Debug)]
 pub(super) enum WrongArraysTrial {
     /// Attention, and the kernel that bugs are planted in.
-    Attention { problem: Problem, plan: Box<LaunchPlan>, yardstick: Box<Yardstick>, family: &'static str },
+    Attention { problem: Box<Problem>, plan: Box<LaunchPlan>, yardstick: Box<Yardstick>, family: &'static str },
     /// An append by sequence, in a launch of its own or inside of the attention.
     Append { problem: Box<KvCacheProblem>, config: Config, trial: Box<KvCacheTrial>, family: &'static str },
     /// The same without room for all new keys, with padding that reaches into them, by several seeds.
@@ -212,7 +212,7 @@ impl WrongArraysTrial {
     fn attention(problem: &Problem, config: &str, family: &'static str) -> Result<Option<Self>, MutantsError> {
         let Ok(plan) = LaunchPlan::new(problem, named(config), SIMULATED) else { return Ok(None) };
         let yardstick = Yardstick::new(problem, Inputs::random(problem, SEED))?;
-        let (problem, plan, yardstick) = (problem.clone(), Box::new(plan), Box::new(yardstick));
+        let (problem, plan, yardstick) = (Box::new(problem.clone()), Box::new(plan), Box::new(yardstick));
         Ok(Some(Self::Attention { problem, plan, yardstick, family }))
     }
 

@@ -58,7 +58,7 @@ pub fn wrong_arrays(runner: Runner) -> Vec<Case> {
             }
             let arrays = count(&problem.attention) + usize::from(problem.total_new.is_some());
             let first = cases.len() * (arrays + 1);
-            cases.extend((first..first + arrays + 1).map(|number| {
+            cases.extend((first..=first + arrays).map(|number| {
                 let arrays = Arrays::Wrong(number as u64);
                 Case { arrays, ..Case::with_kv_cache(problem.clone(), number as u64 % 5, backend) }
             }));
