@@ -20,16 +20,12 @@ enum Check {
 
 impl Check {
     fn of(case: Case) -> Self {
-        match &case.kv_cache {
-            Some(problem) => {
-                let trial = KvCacheTrial::new(&case, problem).unwrap_or_else(|error| panic!("{case}: {error}"));
-                Self::Cache(Box::new((case, trial)))
-            }
-            None => {
-                let yardstick = Yardstick::of(&case).unwrap_or_else(|error| panic!("{case}: {error}"));
-                Self::Attention(Box::new((case, yardstick)))
-            }
+        if let Some(problem) = &case.kv_cache {
+            let trial = KvCacheTrial::new(&case, problem).unwrap_or_else(|error| panic!("{case}: {error}"));
+            return Self::Cache(Box::new((case, trial)));
         }
+        let yardstick = Yardstick::of(&case).unwrap_or_else(|error| panic!("{case}: {error}"));
+        Self::Attention(Box::new((case, yardstick)))
     }
 
     /// The first complaint, if there is one.

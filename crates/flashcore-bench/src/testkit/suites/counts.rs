@@ -91,10 +91,8 @@ impl Count {
         match self {
             Self::Rows => (2500, 1500),
             Self::Keys => (9000, 2100),
-            Self::Tiles => (40, 40),
-            Self::Splits => (65, 100),
-            Self::Chunks => (65, 100),
-            Self::KeyHeads => (40, 40),
+            Self::Tiles | Self::KeyHeads => (40, 40),
+            Self::Splits | Self::Chunks => (65, 100),
             Self::GroupHeads => (71, 71),
             Self::Sequences => (5000, 500),
             Self::NewSequences => (300, 100),
