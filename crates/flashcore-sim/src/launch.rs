@@ -193,7 +193,7 @@ pub(crate) fn placement(program: &Program<'_>, grid: [u32; 3], cluster: u64) -> 
 }
 
 /// The sums over the clusters of a launch.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Ran {
     counters: Counters,
     dependency: GridDependency,

@@ -121,7 +121,7 @@ impl<'k, 'm> Stream<'k, 'm> {
         }
         let unfinished = overlaps.then_some(Unfinished { at_start: &self.at_start, after_wait: &self.after_wait });
         let finished = run_launch(kernel, launch, self.memory, unfinished, options)?;
-        let (counters, GridDependency { waits, waits_first, .. }) = (finished.counters.clone(), finished.dependency);
+        let (counters, GridDependency { waits, waits_first, .. }) = (finished.counters, finished.dependency);
         let known = Arc::new(Earlier::Known(Box::new(finished)));
         let before_wait = core::mem::take(&mut self.at_start);
         self.at_start = if waits_first { self.after_wait.clone() } else { before_wait.clone() };
