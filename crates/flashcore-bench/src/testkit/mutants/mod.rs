@@ -480,8 +480,8 @@ mod tests {
         };
         let others = other_trials().expect("trials");
         let finds_in_others = |mutation: &&Mutation| {
-            let tries = |trial: &&Box<dyn OtherTrial>| trial.group() == mutation.group && trial.is_of(mutation.family);
-            others.iter().filter(tries).any(|trial| {
+            let others = others.iter().filter(|trial| trial.group() == mutation.group && trial.is_of(mutation.family));
+            others.into_iter().any(|trial| {
                 let kernel = trial.kernel().expect("a kernel");
                 (mutation.plant)(&mut kernel.into_kernel()) > 0
             })
