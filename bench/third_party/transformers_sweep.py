@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every architecture of the installed transformers, small and random: attn_implementation="flashcore" beside eager.
 
-    python bench/third_party/transformers_sweep.py [--models llama,t5] [--jobs 2] [--record results/transformers/sweep.json]
+    python bench/third_party/transformers_sweep.py [--models llama,t5] [--jobs 2] [--record results/transformers/sweep.jsonl]
 
 A line for each architecture has one word for each way to call it:
 
@@ -653,9 +653,9 @@ def verdict(row):
     return "refused" if "refused" in found else "not applicable"
 
 
-def totals(rows):
+def totals(verdicts):
     """How many architectures have each verdict."""
-    return dict(sorted(collections.Counter(row["verdict"] for row in rows.values()).items()))
+    return dict(sorted(collections.Counter(verdicts).items()))
 
 
 def write(path, versions, rows):
@@ -663,14 +663,18 @@ def write(path, versions, rows):
     found = {}
     if os.path.exists(path):
         with open(path) as file:
-            record = json.load(file)
-        if all(record[name] == version for name, version in versions.items()):
-            found = record["architectures"]
-    found.update(rows)
-    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(found.items())]
-    head = json.dumps({**versions, "totals": totals(found)})[:-1]
+            head, *lines = map(json.loads, file)
+        if all(head[name] == version for name, version in versions.items()):
+            found = {line["architecture"]: line for line in lines}
+    for name, row in rows.items():
+        found[name] = {"architecture": name, "class": row["class"], "verdict": row["verdict"]}
+        for way, word in row.get("ways", {}).items():
+            found[name].setdefault(word, []).append(way)
+        found[name]["why"] = row.get("why", row.get("built"))
+    lines = [found[name] for name in sorted(found)]
     with open(path, "w") as file:
-        file.write(head + ', "architectures": {\n' + ",\n".join(lines) + "\n}}\n")
+        for line in ({**versions, "totals": totals(line["verdict"] for line in lines)}, *lines):
+            file.write(json.dumps(line) + "\n")
 
 
 def main():
@@ -679,7 +683,7 @@ def main():
     parser.add_argument("--ways", default="all", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=120, help="seconds for one architecture")
-    parser.add_argument("--record", help="a JSON file for the result; rows of the same versions stay")
+    parser.add_argument("--record", help="a file of JSON lines for the result; rows of the same versions stay")
     parser.add_argument("--trace", action="store_true", help="say where a model could not be built")
     options = parser.parse_args()
     names = sorted(transformers.CONFIG_MAPPING) if options.models == "all" else options.models.split(",")
@@ -704,7 +708,7 @@ def main():
         cells = [row["ways"].get(way, "-").ljust(max(9, len(way))) for way in ways]
         reasons = "; ".join(f"{way}: {why}" for way, why in row["why"].items())
         print("  ".join([name.ljust(28), *cells, reasons, progress]), flush=True)
-    print(f"{time.monotonic() - begin:.0f} s; " + ", ".join(f"{count} {word}" for word, count in totals(rows).items()))
+    print(f"{time.monotonic() - begin:.0f} s; " + ", ".join(f"{count} {word}" for word, count in totals(row["verdict"] for row in rows.values()).items()))
     if options.record:
         write(options.record, versions, rows)
     sys.exit(status)
