@@ -18,9 +18,10 @@ const PLAIN: &str = "hopper-128x96-2stage-overlap-pingpong-persistent";
 /// Three tiles of keys and more in small problems.
 const SMALL: &str = "hopper-64x32-2stage";
 
-/// A problem of 8 bits, with the scales that are named: `q`, `k` and `v`.
+/// A problem of 8 bits without an LSE, with the scales that are named: `q`, `k` and `v`.
 fn bytes(shape: &str, mask: &str, kv_dtype: DType, scales: &str) -> Problem {
     let mut problem = problem(shape, DType::E4m3, mask);
+    problem.lse = false;
     (problem.kv_dtype, problem.out_dtype) = (Some(kv_dtype), Some(DType::Bf16));
     [problem.q_scale, problem.k_scale, problem.v_scale] = ["q", "k", "v"].map(|scale| scales.contains(scale));
     problem
@@ -294,6 +295,9 @@ fn what_is_refused_says_what_to_do() {
     assert_eq!(refused(PLAIN, &paged), [Reason::PageSize { page_size: 8 }]);
     (paged.paged, paged.leftpad_k) = (Some(PagedKv::new(16, 7, 7)), true);
     assert_eq!(refused(PLAIN, &paged), [Reason::PaddedPages]);
+    let with_lse = bytes("1x1x100x64", "full", DType::E4m3, "").with_lse(true);
+    let instead = "wgmma adds products of 8 bits with 13 bits, so that the LSE is off by 1e-3 and more; take an ampere config";
+    assert_eq!(refused(PLAIN, &with_lse), [fp8("an LSE", instead)]);
     let half = Problem::new(1, 1, 100, 64, DType::F16);
     let one_level = "hopper-128x96-2stage-1level";
     assert_eq!(refused(one_level, &half), [Reason::OneLevel { config: config(one_level) }]);

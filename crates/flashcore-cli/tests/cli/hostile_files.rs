@@ -218,7 +218,7 @@ fn words_of_other_files_are_shown_and_not_obeyed() {
         &["compare", "record.json", "record.json"],
         2,
         &format!(
-            "flashcore: record.json: it holds a {SHOWN}, not measurements; `flashcore bench --record FILE` writes one\n"
+            "flashcore: record.json: its kind is `{SHOWN}`, and `measurements` is needed here; `flashcore bench --record FILE` writes one\n"
         ),
     );
     // Names of tensors that are not used, and of one that looks like an input.

@@ -76,7 +76,7 @@ fn a_step_of_minutes_is_abandoned() {
     assert_eq!(text.lines().last(), Some("0 compared, 1 not run: interrupted"), "{text}");
     assert_eq!(content["rows"].as_array().map(Vec::len), Some(0));
     let lengths =
-        ["--lengths", "1k,4m", "--queries", "512", "--types", "f32", "--options", "none", "--data", "gaussian"];
+        ["--lengths", "1k,1m", "--queries", "512", "--types", "f32", "--options", "none", "--data", "gaussian"];
     let (_, content) = rows(&[&["accuracy"], &lengths[..]].concat());
     assert!(content["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{content}");
 }

@@ -177,9 +177,7 @@ fn a_leaderboard_admits_checks_and_refuses() {
     let bench = ["bench", "--backend", "cpu", "--shape", "1x2x64x32", "--seconds", "0.05", "--record", text(&record)];
     assert_eq!(flashcore(&bench).status.code(), Some(0));
     let leaderboard = |arguments: &[&str]| {
-        flashcore(
-            &[&["leaderboard", "--file", text(&board)], arguments, &["--experiments", text(folder.path())]].concat(),
-        )
+        flashcore(&[&["leaderboard", "--file", text(&board)], arguments].concat())
     };
     // Tests are debug builds.
     let refused = leaderboard(&["promote", text(&record)]);
@@ -306,7 +304,8 @@ fn a_page_is_written_of_what_there_is() {
     assert_eq!(
         String::from_utf8_lossy(&report(text(&wrong)).stderr),
         format!(
-            "flashcore: {}: it holds a manifest, not measurements; `flashcore bench --record FILE` writes one\n",
+            "flashcore: {}: this is the manifest of a bundle; `flashcore repro --replay` reads the whole bundle, which has \
+             a page of its own\n",
             wrong.display()
         )
     );

@@ -15,10 +15,10 @@ const TILE_N: [u32; 6] = [16, 32, 48, 64, 96, 128];
 pub fn starting_points(problem: &Problem, target: Target) -> Vec<Config> {
     let default = select(problem, target);
     let ampere = sm80::ALL.into_iter().filter(|config| config.num_splits == 1).map(Config::Ampere);
-    let tf32 = (problem.dtype == DType::F32).then(|| sm80::select_f32(problem, target)).flatten().map(Config::Ampere);
+    let scalar = (problem.dtype == DType::F32).then(Config::scalar);
     let fp8 = sm80::ALL_FP8.into_iter().filter(|config| problem.dtype.is_float8() && config.chunk_keys == 0);
     let others = ampere.chain(fp8.map(Config::Ampere)).chain(sm90::ALL.map(Config::Hopper));
-    let others = others.filter(|config| *config != default).chain(tf32);
+    let others = others.chain(scalar).filter(|config| *config != default);
     let mut points: Vec<_> = [default].into_iter().chain(others).collect();
     points.retain(|config| LaunchPlan::new(problem, *config, target).is_ok());
     points

@@ -104,12 +104,13 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 }
 
 /// The architecture that mutants of a kernel are verified for.
-const fn arch(config: Config) -> Arch {
-    match config {
-        Config::Hopper(_) => Arch::Sm90a,
-        // The first with products of 8-bit floats has less shared memory.
-        Config::Ampere(_) => Arch::Sm90,
-        Config::Scalar(_) | Config::Ladder(_) => Arch::Sm80,
+const fn arch(config: Config, group: Group) -> Arch {
+    match (config, group) {
+        (Config::Hopper(_), _) => Arch::Sm90a,
+        // Products of 8-bit floats, and two levels of them.
+        (Config::Ampere(_), Group::Fp8Mma) => Arch::Sm89,
+        (Config::Ampere(_), _) => Arch::Sm90,
+        (Config::Scalar(_) | Config::Ladder(_), _) => Arch::Sm80,
     }
 }
 
@@ -348,9 +349,9 @@ impl Trial {
     fn prepare(start: Start) -> Result<Self, MutantsError> {
         let Start { group, problem, config, bias, far, seed, numbers } = start;
         let plan = if let Some(far) = &far {
-            plan_far(config, &problem, far, arch(config)).map_err(MutantsError::Refused)?
+            plan_far(config, &problem, far, arch(config, group)).map_err(MutantsError::Refused)?
         } else {
-            let target = Target::new(arch(config), SIMULATED_CTAS);
+            let target = Target::new(arch(config, group), SIMULATED_CTAS);
             LaunchPlan::new(&problem, config, target).map_err(MutantsError::Refused)?
         };
         let yardstick = Yardstick::new(&problem, numbers.inputs(&problem, seed, bias))?;
@@ -390,7 +391,7 @@ impl Trial {
     fn try_to_kill(&self, kernel: Kernel, family: &str) -> Result<Option<Kill>, MutantsError> {
         let kill =
             |by, report: String| Some(Kill { by, report: one_line(&report), problem: shape_text(&self.problem) });
-        let kernel = match kernel.verify(arch(self.config)) {
+        let kernel = match kernel.verify(arch(self.config, self.group)) {
             Err(errors) => return Ok(kill(Killer::Verifier, errors[0].to_string())),
             Ok(kernel) => kernel,
         };
@@ -468,7 +469,7 @@ mod tests {
         let plans: Vec<(Group, Config, LaunchPlan)> = trials::all()
             .into_iter()
             .map(|Start { group, problem, config, .. }| {
-                (group, config, LaunchPlan::new(&problem, config, arch(config)).expect("a plan"))
+                (group, config, LaunchPlan::new(&problem, config, arch(config, group)).expect("a plan"))
             })
             .collect();
         let finds = |mutation: &&Mutation| {
