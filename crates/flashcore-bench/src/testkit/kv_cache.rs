@@ -17,7 +17,7 @@ use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 use crate::testkit::gpu::Gpu;
 use crate::testkit::operations::{place, place_scales, read_scale};
 use crate::testkit::simulate::{copy_outputs, launch_all};
-use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick};
+use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick, launch_plan};
 use crate::testkit::wrong_arrays::{
     self, fates, is_race, refused, rows_between, take_outputs, take_rows, wrong_sequences,
 };
@@ -383,8 +383,7 @@ impl KvCacheTrial {
         let (problem, attended) = (&self.problem, self.problem.attended());
         let (mut memory, values, mut operands) = self.simulate_append(append, seed)?;
         let mut outputs = Outputs::poisoned(&problem.attention);
-        if !attended.output_shape().is_empty() {
-            let attention = LaunchPlan::new(&attended, config, SIMULATED).map_err(NoVerdict::Refused)?;
+        if let Some(attention) = launch_plan(&attended, config, SIMULATED).map_err(NoVerdict::Refused)? {
             operands.workspace = memory.allocate_uninitialised("workspace", attention.workspace_bytes as usize);
             launch_all(&attention, &operands, &memory, seed)?;
             copy_outputs(&memory, &operands, &mut outputs);

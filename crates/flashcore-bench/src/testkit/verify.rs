@@ -192,9 +192,11 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
     let mut counters = None;
     let verdict = match case.backend {
         // What has no element is not launched, and comes out as it went in.
-        Backend::Sim(_) | Backend::Cuda(_) if case.problem.output_shape().is_empty() => {
-            let outputs = Outputs::poisoned(&case.problem);
-            Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
+        Backend::Sim(config) | Backend::Cuda(config) if case.problem.output_shape().is_empty() => {
+            launch_plan(&case.problem, config, SIMULATED).map_err(NoVerdict::Refused).map(|_| {
+                let outputs = Outputs::poisoned(&case.problem);
+                yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs))
+            })
         }
         Backend::Cpu(level) => match case.arrays {
             Arrays::Wrong(number) => refused_by_cpu(case, level, yardstick, number),
@@ -229,11 +231,23 @@ pub fn attend_in_simulator(
 ) -> Result<(Config, Outputs), NoVerdict> {
     inputs.validate(problem)?;
     let config = config.unwrap_or_else(|| heuristics::select(problem, H200));
-    if problem.output_shape().is_empty() {
+    let Some(plan) = launch_plan(problem, config, H200).map_err(NoVerdict::Refused)? else {
         return Ok((config, Outputs::poisoned(problem)));
-    }
-    let plan = LaunchPlan::new(problem, config, H200).map_err(NoVerdict::Refused)?;
+    };
     Ok((config, simulate(&plan, problem, inputs, 0)?.outputs))
+}
+
+/// The kernels of a config for a problem, or every reason against it. None for an empty problem, which a plan of the library
+/// takes too, with a config that takes all else of it.
+pub(crate) fn launch_plan(
+    problem: &Problem,
+    config: Config,
+    target: impl Into<Target>,
+) -> Result<Option<LaunchPlan>, Vec<Reason>> {
+    LaunchPlan::new(problem, config, target).map(Some).or_else(|mut reasons| {
+        reasons.retain(|reason| *reason != Reason::Empty);
+        if reasons.is_empty() { Ok(None) } else { Err(reasons) }
+    })
 }
 
 /// Simulates a plan and judges what it computed. Each repeat runs the warps in another order.

@@ -174,10 +174,9 @@ pub(super) fn fuzz_case(runner: Runner, number: u64, stream: u64) -> Case {
     float8::with_query(case, kernels, kernel, number)
 }
 
-/// The cache of 8 bits that the kernel of a number has, if it has one; features are then such that kernels take it.
+/// The cache of 8 bits that the kernel of a number has, if it has one; the layout is then such that kernels take it.
 fn float8_cache(features: &mut Features, kernels: Kernels, kernel: u64) -> Option<Float8Cache> {
     let float8 = Float8Cache::random(kernels, features.dtype, kernel)?;
-    features.dims = Float8Cache::dims(features.dims);
     if !matches!(features.layout, LayoutForm::Bhsd | LayoutForm::HeadsOutermost) {
         features.layout = LayoutForm::Bshd;
     }
@@ -214,6 +213,9 @@ fn case(
 ) -> Case {
     let round = |dim: usize| dim.next_multiple_of(8).min(256);
     features.dims = (round(features.dims.0), round(features.dims.1));
+    if float8.is_some() {
+        features.dims = Float8Cache::dims(features.dims);
+    }
     let kernels = named(runner).1;
     features.dtype = kernels.dtype(features.dtype);
     if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).vec_bytes < 16 {
@@ -257,6 +259,7 @@ fn of_family(config: Config, features: &mut Features, float8: Option<Float8Cache
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testkit::suites::FUZZ_STREAM;
 
     #[test]
     fn every_case_of_the_design_has_a_config_of_the_family_that_was_asked_for() {
@@ -268,6 +271,14 @@ mod tests {
                 assert_eq!(taken.family(), config.family(), "{case}");
                 assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
             }
+        }
+    }
+
+    /// Dims that a large problem has halved are those of a cache of 8 bits too: 148 is such a case.
+    #[test]
+    fn kernels_take_random_problems() {
+        for case in (0..5000).map(|number| fuzz_case(Runner::Cuda(Kernels::All), number, FUZZ_STREAM)) {
+            assert!(takes(case.backend, &case.problem), "{case}");
         }
     }
 

@@ -17,11 +17,11 @@ mod serving;
 mod wrong_arrays;
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Accuracy, Config, HopperConfig, LaunchPlan};
+use flashcore_kernels::{Accuracy, Config, HopperConfig};
 use flashcore_problem::{Alignment, DType, Layout, Mask, Problem, Stress};
 
 use crate::testkit::case::other_operands;
-use crate::testkit::verify::SIMULATED_ARCH;
+use crate::testkit::verify::{SIMULATED_ARCH, launch_plan};
 use crate::testkit::{Backend, BiasForm, Case, Numbers, Planted};
 
 pub use configs::configs;
@@ -322,7 +322,7 @@ fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
 fn takes(backend: Backend, problem: &Problem) -> bool {
     match backend {
         Backend::Cpu(_) => true,
-        Backend::Sim(config) | Backend::Cuda(config) => LaunchPlan::new(problem, config, SIMULATED_ARCH).is_ok(),
+        Backend::Sim(config) | Backend::Cuda(config) => launch_plan(problem, config, SIMULATED_ARCH).is_ok(),
     }
 }
 

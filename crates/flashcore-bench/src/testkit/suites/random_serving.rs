@@ -392,10 +392,14 @@ mod tests {
         assert!(on_cpu.iter().filter(|case| case.problem.batch > 16).count() >= 30);
     }
 
+    /// With an append and without, of empty problems too: 919 and 50268 are two of those.
     #[test]
     fn kernels_take_random_sequences() {
-        for case in fuzz_serving(Runner::Sim(Kernels::All), 200, 0) {
-            assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
+        let on_gpu = Runner::Cuda(Kernels::All);
+        let runs = [(Runner::Sim(Kernels::All), 200, 0), (on_gpu, 5000, 0), (on_gpu, 200, 50_200)];
+        for case in runs.into_iter().flat_map(|(runner, count, seed)| fuzz_serving(runner, count, seed)) {
+            let attended = case.kv_cache.as_ref().map_or(case.problem.clone(), |problem| problem.attended());
+            assert!(takes(case.backend, &attended), "{case}");
         }
     }
 }
