@@ -5,9 +5,8 @@ use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
 use flashcore_bench::testkit::{Backend, Case, suites};
 use flashcore_ir::Arch;
-use flashcore_ir::tensor_map::InvalidTensorMap;
-use flashcore_kernels::{Config, LaunchPlan, Reason, heuristics};
-use flashcore_problem::{DType, Inputs, Layout, Problem, TensorStrides};
+use flashcore_kernels::{Config, LaunchPlan, Reason};
+use flashcore_problem::{DType, Inputs, Problem};
 
 use crate::support::{config, problem};
 
@@ -250,37 +249,4 @@ fn what_does_not_go_together_is_refused() {
         |problem| problem.dtype = DType::Bf16,
         &[Reason::DType { kernel: "ampere", dtype: DType::Bf16, has }],
     );
-}
-
-/// TMA is not asked for a stride of 0: a tensor that repeats goes to another kernel, and one of size 1 needs no stride.
-#[test]
-fn tensors_that_repeat_are_not_copied_by_tma() {
-    type Repeat = fn(&mut TensorStrides);
-    let repeats: [(&str, usize, Repeat); 5] = [
-        ("query", 2, |strides| strides.query.head = 0),
-        ("key", 3, |strides| strides.key.batch = 0),
-        ("value", 3, |strides| strides.value.batch = 0),
-        ("key", 2, |strides| strides.key.head = 0),
-        ("value", 1, |strides| strides.value.row = 0),
-    ];
-    let hopper = config("hopper");
-    for (tensor, axis, repeat) in repeats {
-        let mut repeated = problem("2x4/2x97,203x64", DType::F16, "causal");
-        let mut strides = repeated.strides();
-        repeat(&mut strides);
-        repeated.layout = Layout::Strided(strides);
-        let error = InvalidTensorMap::Stride { axis, stride: 0 };
-        let reasons = LaunchPlan::new(&repeated, hopper, Arch::Sm90a).err();
-        assert_eq!(reasons, Some(vec![Reason::Tensor { kernel: "hopper", tensor, error }]));
-        let chosen = heuristics::select(&repeated, Arch::Sm90a);
-        assert_eq!(chosen.family(), "ampere");
-        check(&chosen.to_string(), &repeated);
-    }
-    let mut single = problem("1x1x97,203x64", DType::F16, "causal");
-    let mut strides = single.strides();
-    for tensor in [&mut strides.query, &mut strides.key, &mut strides.value] {
-        (tensor.batch, tensor.head) = (0, 0);
-    }
-    single.layout = Layout::Strided(strides);
-    check("hopper", &single);
 }

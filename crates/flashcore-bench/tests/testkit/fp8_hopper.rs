@@ -296,7 +296,8 @@ fn what_is_refused_says_what_to_do() {
     (paged.paged, paged.leftpad_k) = (Some(PagedKv::new(16, 7, 7)), true);
     assert_eq!(refused(PLAIN, &paged), [Reason::PaddedPages]);
     let with_lse = bytes("1x1x100x64", "full", DType::E4m3, "").with_lse(true);
-    let instead = "wgmma adds products of 8 bits with 13 bits, so that the LSE is off by 1e-3 and more; take an ampere config";
+    let instead =
+        "wgmma adds products of 8 bits with 13 bits, so that the LSE is off by 1e-3 and more; take an ampere config";
     assert_eq!(refused(PLAIN, &with_lse), [fp8("an LSE", instead)]);
     let half = Problem::new(1, 1, 100, 64, DType::F16);
     let one_level = "hopper-128x96-2stage-1level";

@@ -176,9 +176,7 @@ fn a_leaderboard_admits_checks_and_refuses() {
     let (record, board) = (folder.file("bench.json"), folder.file("leaderboard.json"));
     let bench = ["bench", "--backend", "cpu", "--shape", "1x2x64x32", "--seconds", "0.05", "--record", text(&record)];
     assert_eq!(flashcore(&bench).status.code(), Some(0));
-    let leaderboard = |arguments: &[&str]| {
-        flashcore(&[&["leaderboard", "--file", text(&board)], arguments].concat())
-    };
+    let leaderboard = |arguments: &[&str]| flashcore(&[&["leaderboard", "--file", text(&board)], arguments].concat());
     // Tests are debug builds.
     let refused = leaderboard(&["promote", text(&record)]);
     assert_eq!(refused.status.code(), Some(1));
