@@ -192,11 +192,9 @@ pub fn verify_with(case: &Case, yardstick: &Yardstick, gpu: Option<&Gpu>) -> Out
     let mut counters = None;
     let verdict = match case.backend {
         // What has no element is not launched, and comes out as it went in.
-        Backend::Sim(config) | Backend::Cuda(config) if case.problem.output_shape().is_empty() => {
-            launch_plan(&case.problem, config, SIMULATED).map_err(NoVerdict::Refused).map(|_| {
-                let outputs = Outputs::poisoned(&case.problem);
-                yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs))
-            })
+        Backend::Sim(_) | Backend::Cuda(_) if case.problem.output_shape().is_empty() => {
+            let outputs = Outputs::poisoned(&case.problem);
+            Ok(yardstick.judge(&case.problem, &Evidence::new(yardstick.inputs(), &outputs)))
         }
         Backend::Cpu(level) => match case.arrays {
             Arrays::Wrong(number) => refused_by_cpu(case, level, yardstick, number),

@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn kernels_take_random_problems() {
         for case in (0..5000).map(|number| fuzz_case(Runner::Cuda(Kernels::All), number, FUZZ_STREAM)) {
-            assert!(takes(case.backend, &case.problem), "{case}");
+            assert!(case.problem.output_shape().is_empty() || takes(case.backend, &case.problem), "{case}");
         }
     }
 

@@ -399,7 +399,8 @@ mod tests {
         let runs = [(Runner::Sim(Kernels::All), 200, 0), (on_gpu, 5000, 0), (on_gpu, 200, 50_200)];
         for case in runs.into_iter().flat_map(|(runner, count, seed)| fuzz_serving(runner, count, seed)) {
             let attended = case.kv_cache.as_ref().map_or(case.problem.clone(), |problem| problem.attended());
-            assert!(takes(case.backend, &attended), "{case}");
+            let is_launched = case.kv_cache.is_some() || !attended.output_shape().is_empty();
+            assert!(!is_launched || takes(case.backend, &attended), "{case}");
         }
     }
 }
