@@ -13,8 +13,6 @@ use crate::{Ending, Failure};
 
 /// Time that the step in which a command is has to end by itself after Ctrl-C.
 const GRACE: Duration = Duration::from_millis(400);
-/// Time in which a second signal is of the same press: `timeout` and scripts send theirs to a process and to its group.
-const ONE_PRESS: Duration = Duration::from_millis(200);
 /// Time between two looks at the clock.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -49,13 +47,11 @@ fn watch_and(announce: impl Fn() + Send + 'static) {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         // Where no handler can be had, Ctrl-C ends the process as ever; files are written whole all the same.
-        let _ = ctrlc::set_handler(move || match REQUESTED.get() {
-            None => {
-                let _ = REQUESTED.set(Instant::now());
-                announce();
+        let _ = ctrlc::set_handler(move || {
+            if REQUESTED.set(Instant::now()).is_err() {
+                std::process::exit(130);
             }
-            Some(since) if since.elapsed() < ONE_PRESS => {}
-            Some(_) => std::process::exit(130),
+            announce();
         });
     });
 }

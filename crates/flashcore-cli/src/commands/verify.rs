@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use clap::{Args, ValueEnum};
 use flashcore_bench::lab::peak::working_threads;
@@ -262,16 +262,12 @@ impl Verify {
         }
         self.threads.apply()?;
         let levels = self.levels()?;
-        let prepare = || {
-            let cases = self.cases(&levels)?;
-            let gpu = match self.backend {
-                BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
-                BackendName::Sim | BackendName::Cpu => None,
-            };
-            Ok::<_, Failure>((cases, gpu))
+        let cases = self.cases(&levels)?;
+        let gpu = match self.backend {
+            BackendName::Cuda => Some(Gpu::open(0).map_err(|error| Failure::Environment(error.to_string()))?),
+            BackendName::Sim | BackendName::Cpu => None,
         };
         if self.serve {
-            let (cases, gpu) = prepare()?;
             let (orders, answers) = (std::io::stdin().lock(), std::io::stdout().lock());
             return match serve_cases(&cases, &levels, gpu.as_ref(), orders, answers) {
                 // Who asked has gone; there is nobody to tell.
@@ -279,28 +275,21 @@ impl Verify {
                 served => Ok(served.map(|()| Ending::Well)?),
             };
         }
-        let (prepared, kept) = (OnceLock::new(), Kept::default());
-        // Thousands of random cases, and the first call of a driver, take longer than Ctrl-C may.
+        if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
+            let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
+            output.note(&format!("{} cases on the CPU at level {}", cases.len(), names.join(", ")));
+        }
+        let kept = Kept::default();
         let work = || {
-            let (cases, gpu) = prepare()?;
-            let (cases, gpu) = prepared.get_or_init(|| (cases, gpu));
-            if let ([_, _, ..], [_, ..], Format::Table | Format::Markdown) = (&cases[..], &levels[..], self.format) {
-                let names: Vec<String> = levels.iter().map(ToString::to_string).collect();
-                output.note(&format!("{} cases on the CPU at level {}", cases.len(), names.join(", ")));
-            }
             if self.jobs > 1 && cases.len() > 1 {
-                self.judge_in_processes(cases, &kept, output)
+                self.judge_in_processes(&cases, &kept, output)
             } else {
-                self.judge_here(cases, &levels, gpu.as_ref(), &kept, output)
+                self.judge_here(&cases, &levels, gpu.as_ref(), &kept, output)
             }
         };
         interrupt::abandonable(output, work, |_| {
-            let Some((cases, gpu)) = prepared.get() else {
-                output.line("no case was run: interrupted")?;
-                return Ok(Ending::Interrupted);
-            };
             let judged: Vec<Vec<Judged>> = std::mem::take(&mut *interrupt::aside(&kept)).into_values().collect();
-            self.conclude(&judged, cases, &levels, gpu.as_ref(), output)
+            self.conclude(&judged, &cases, &levels, gpu.as_ref(), output)
         })
     }
 
@@ -324,19 +313,16 @@ impl Verify {
             tallies[level].count(judged);
         }
         let failed: Vec<&Judged> = judged.iter().flatten().filter(|judged| !judged.passed()).collect();
-        // Before the table, for which a reader may let it wait.
-        let is_complete = judged.len() == cases.len();
-        let recorded = self
-            .record
-            .as_ref()
-            .map_or(Ok(()), |file| self.write_record(file, (levels, gpu), &tallies, &failed, is_complete));
         output.table(&table, self.format)?;
         // A format for programs carries the verdicts already; people get the reasons too.
         if matches!(self.format, Format::Table | Format::Markdown) {
             write_failures(output, &failed)?;
             write_tallies(output, &tallies, &interrupt::left_out(judged.len(), cases.len()))?;
         }
-        recorded?;
+        if let Some(file) = &self.record {
+            let is_complete = judged.len() == cases.len();
+            self.write_record(file, (levels, gpu), &tallies, &failed, is_complete)?;
+        }
         Ok(if interrupt::requested() && judged.len() < cases.len() {
             Ending::Interrupted
         } else if failed.is_empty() {

@@ -2,7 +2,7 @@
 
 #![cfg(unix)]
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use flashcore_bench::testkit::suites::{Kernels, Runner, seeds};
@@ -161,34 +161,11 @@ fn an_experiment() {
     assert_eq!(scratch.read("long.toml"), experiment);
 }
 
-/// `timeout` sends its signal to the process, and then to its group.
-#[test]
-fn one_ctrl_c_may_come_twice() {
-    let scratch = Scratch::new("twice");
-    let record = scratch.file("record.json");
-    let arguments = ["verify", "--backend", "cpu", "--shape", LONG, "--dtype", "f32", "--record", text(&record)];
-    let mut child =
-        flashcore(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command runs");
-    wait_until_watching(&child);
-    std::thread::sleep(A_WHILE);
-    let twice = format!("kill -INT {0}; sleep 0.02; kill -INT {0}", child.id());
-    assert!(Command::new("sh").args(["-c", &twice]).status().expect("a shell").success());
-    assert_eq!(child.wait().expect("it ends").code(), Some(130));
-    assert_eq!(json_of(&record)["content"]["is_complete"], false);
-}
-
-#[test]
-fn a_list_that_is_being_drawn_is_abandoned() {
-    let arguments = ["verify", "--backend", "cpu", "--fuzz", "1000000", "--jobs", "2"];
-    let text = said(&arguments, Duration::from_millis(100));
-    assert_eq!(text, "no case was run: interrupted\n");
-}
-
 #[test]
 fn a_second_ctrl_c_ends_it_at_once() {
     let mut child = flashcore(&["bench", "--backend", "sim", "--shape", "4x16x1024x64"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
         .spawn()
         .expect("the command runs");
     wait_until_watching(&child);

@@ -56,11 +56,6 @@
 //! have that key's weight off by 2^-4, rounded relative to a maximum of earlier keys, where the reference rounds it to
 //! exactly 1. The multiples of the reference's error are those of its own weights in e4m3.
 //!
-//! Scales of values by token multiply weights before these are rounded. A kernel may divide the products by the largest of
-//! them, or by a power of two; the second rounds the scale of a token that dominates its rows, by up to 1/17 in e4m3 and
-//! alike in all rows of a KV head. So the reference is the worse of the two. With one key, six heads of five rows and sinks,
-//! 100 seeds, a correct kernel of the second kind fails the bound on the bias, or the one on the norm, of the first alone.
-//!
 //! With 64 rows and more, the bound on the relative L2 error comes to at most 1.0e-3 for `f16` and 8.0e-3 for `bf16`,
 //! and that on the largest error to at most 5 u of the largest output.
 

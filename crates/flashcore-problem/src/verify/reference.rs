@@ -3,7 +3,7 @@
 use super::oracle::{output_row, output_rows};
 use super::rounding_bias::{Leaning, Scales, WAYS, output_leaning};
 use crate::expression::ExpressionReal;
-use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem, Scale, ScaleStrides, Sequence};
+use crate::{DType, Element, Expected, Inputs, Invalid, Outputs, Problem, Scale, Sequence};
 use rayon::prelude::*;
 
 /// The number that stands for the largest weight of a row where weights are e4m3: a power of two below the largest number.
@@ -37,8 +37,7 @@ const FEW_ELEMENTS: usize = 32;
 
 /// The error of the [`reference()`] against the [`oracle`](crate::oracle()).
 ///
-/// Of a 16-bit output of few elements, the largest of all ways to round its weights. Where tokens have scales of values, the
-/// larger of two: relative to the largest product of a weight and a scale, and to the power of two above it.
+/// Of a 16-bit output of few elements, the largest of all ways to round its weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceError {
     /// The largest absolute error of an output element.
@@ -48,7 +47,7 @@ pub struct ReferenceError {
     /// The largest absolute error of a log-sum-exp.
     pub lse: f64,
     /// The largest [relative bias](crate::Verdict::relative_bias) of rounding weights and outputs to nearest on these
-    /// inputs, over several ways to scale the weights, a power of two among them where tokens have scales; 0 where nothing is rounded to 16 bits.
+    /// inputs, over several ways to scale the weights; 0 where nothing is rounded to 16 bits.
     pub relative_bias: f64,
 }
 
@@ -76,13 +75,12 @@ impl ReferenceError {
         };
         let ErrorNorms { mut max_error, mut relative_l2, .. } = errors_of(&outputs);
         let elements = output_rows(problem, inputs).len().saturating_mul(problem.value_dim);
-        let few = if elements <= FEW_ELEMENTS { WAYS } else { 0 };
-        // One token may dominate all rows: then its scale is all that is rounded, or is not.
-        let of_products = scales_tokens(problem, inputs).then_some(WAYS);
-        for way in (0..few).chain(of_products).filter(|_| is_narrow) {
-            let errors = errors_of(&attend::<f32>(problem, inputs, WeightRounding::Scaled(way), None).0);
-            max_error = max_error.max(errors.max_error);
-            relative_l2 = relative_l2.max(errors.relative_l2);
+        if is_narrow && elements <= FEW_ELEMENTS {
+            for way in 0..WAYS {
+                let errors = errors_of(&attend::<f32>(problem, inputs, WeightRounding::Scaled(way), None).0);
+                max_error = max_error.max(errors.max_error);
+                relative_l2 = relative_l2.max(errors.relative_l2);
+            }
         }
         let lse: Vec<f64> = outputs.lse.iter().flatten().map(|&value| f64::from(value)).collect();
         Ok(Self {
@@ -175,14 +173,8 @@ fn lse<R: Real>(scores: &[R]) -> R {
 enum WeightRounding {
     /// The sum of the row; of 8-bit weights, and of those with scales, the largest.
     Usual,
-    /// One of the ways of [`Scales`]: the row max, a multiple of the sum, or a power of two.
+    /// One of the ways of [`Scales`]: the row max, or a multiple of the sum.
     Scaled(usize),
-}
-
-/// True if the scale of a value depends on the token, so that it cannot be left to the output.
-fn scales_tokens(problem: &Problem, inputs: &Inputs) -> bool {
-    let strides = inputs.v_scale.as_ref().map_or(ScaleStrides::TENSOR, |scale| scale.strides);
-    strides.row != 0 || problem.paged.is_some() && strides.batch != 0
 }
 
 /// The outputs, and, if expected values are given, the leaning of rounded weights to one side.
@@ -282,9 +274,9 @@ impl<R: Real> Operands<'_, R> {
             |j: usize| &self.value[self.key_row(sequence, at, j) * problem.value_dim..][..problem.value_dim];
         let Some((terms, unit)) = self.scaled_weights(sequence, at, &keys, &weights) else {
             if let Some(expected) = expected {
-                leaning = self.leaning((sum, R::from_f64(1.0)), pairs(&keys, &weights), expected, value_row);
+                leaning = self.leaning(sum, pairs(&keys, &weights), expected, value_row);
             }
-            let way = self.way(sum, R::from_f64(1.0));
+            let way = self.way(sum);
             let divisor = way.map_or(sum, |scale| R::from_f64(1.0) / scale);
             for (j, weight) in keys.into_iter().zip(weights) {
                 let weight = R::from_f64(problem.dtype.round((weight / divisor).to_f64()));
@@ -299,12 +291,11 @@ impl<R: Real> Operands<'_, R> {
             }
             return self.answer((shift, sum), &scores, output, leaning);
         };
-        let product = if scales_tokens(problem, self.inputs) { unit } else { R::from_f64(1.0) };
         if let Some(expected) = expected {
-            leaning = self.leaning((sum / unit, product), pairs(&keys, &terms), expected, value_row);
+            leaning = self.leaning(sum / unit, pairs(&keys, &terms), expected, value_row);
         }
         let largest = if problem.dtype.is_float8() { LARGEST_WEIGHT } else { 1.0 };
-        let largest = R::from_f64(largest) * self.way(sum / unit, product).unwrap_or(R::from_f64(1.0));
+        let largest = R::from_f64(largest) * self.way(sum / unit).unwrap_or(R::from_f64(1.0));
         for (j, term) in keys.into_iter().zip(terms) {
             let weight = R::from_f64(problem.dtype.round((term * largest).to_f64()));
             for (element, &value) in output.iter_mut().zip(value_row(j)) {
@@ -326,11 +317,11 @@ impl<R: Real> Operands<'_, R> {
     }
 
     /// The factor of weights, of which the largest is 1, before they are rounded; `None` for the usual one.
-    fn way(&self, sum: R, product: R) -> Option<R> {
+    fn way(&self, sum: R) -> Option<R> {
         match self.rounding {
             WeightRounding::Usual => None,
             WeightRounding::Scaled(way) => {
-                let scales = Scales::new(self.problem.dtype, sum.to_f64() as f32, product.to_f64() as f32);
+                let scales = Scales::new(self.problem.dtype, sum.to_f64() as f32);
                 Some(R::from_f64(f64::from(scales.of(way))))
             }
         }
@@ -357,11 +348,10 @@ impl<R: Real> Operands<'_, R> {
         Some((terms.into_iter().map(|term| term / unit).collect(), unit))
     }
 
-    /// The leaning of rounded weights, where all expected values are finite, by their sum and the largest
-    /// product with the scale of a token.
+    /// The leaning of rounded weights, where all expected values are finite.
     fn leaning<'b>(
         &self,
-        (sum, product): (R, R),
+        sum: R,
         weights: impl Iterator<Item = (usize, R)>,
         expected: &[f64],
         value_row: impl Fn(usize) -> &'b [R],
@@ -372,7 +362,7 @@ impl<R: Real> Operands<'_, R> {
         let mut leaning = Leaning::default();
         if expected.iter().all(|value| value.is_finite()) {
             let (dtype, sum) = (self.problem.dtype, sum.to_f64());
-            let scales = Scales::new(dtype, sum as f32, product.to_f64() as f32);
+            let scales = Scales::new(dtype, sum as f32);
             for (j, weight) in weights {
                 let value = value_row(j).iter().zip(expected).map(|(value, expected)| value.to_f64() * expected).sum();
                 leaning.add_weight(dtype, &scales, weight.to_f64() as f32, value);

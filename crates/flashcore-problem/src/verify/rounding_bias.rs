@@ -11,12 +11,6 @@
 //! relative to the largest of them, and, [`WAYS`] less one times, to multiples of their sum; outputs are rounded after
 //! [`WAYS`] shifts of less than a unit in the last place. The largest projection is the bias that rounding to nearest
 //! may have.
-//!
-//! Weights that are multiplied by scales of tokens are rounded in one way more: relative to the power of two above the
-//! largest product. The sum differs from row to row, and so do the roundings of its multiples, but a row that one token
-//! dominates then has the rounding of the scale of this token, and all rows of its KV head have the same. Six heads of five
-//! rows over one key have 30 roundings relative to their sums, which cancel, and three relative to a power of two, which
-//! may not.
 
 use crate::DType;
 use std::ops::AddAssign;
@@ -26,30 +20,23 @@ pub(crate) const WAYS: usize = 8;
 
 /// The projection of rounding errors on the expected output, for each way to round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Leaning([f64; WAYS + 1]);
+pub(crate) struct Leaning([f64; WAYS]);
 
-/// Factors for the weights of a row, the largest of which is 1, before they are rounded: the ways, and a power of two over
-/// the largest product with a scale.
+/// Factors for the weights of a row, the largest of which is 1, before they are rounded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scales([f32; WAYS + 1]);
+pub(crate) struct Scales([f32; WAYS]);
 
 impl Scales {
-    /// The factors for a row with this sum of weights, whose largest is this product with the scale of a token, or 1. Weights
-    /// of 8 bits are relative to a row max: that of all keys, or of those so far, which is below it by something that differs
-    /// from row to row like the sum does.
-    pub(crate) fn new(dtype: DType, sum: f32, product: f32) -> Self {
-        // The product over the power of two that is not below it.
-        let fraction = f32::from_bits(product.to_bits() & 0x007f_ffff | 1.0f32.to_bits());
-        let fraction = if fraction > 1.0 { fraction / 2.0 } else { 1.0 };
-        let shift = |way: usize| (way as f32 / WAYS as f32 + sum.log2()).rem_euclid(1.0);
+    /// The factors for a row with this sum of weights. Weights of 8 bits are relative to a row max: that of all keys, or of
+    /// those so far, which is below it by something that differs from row to row like the sum does.
+    pub(crate) fn new(dtype: DType, sum: f32) -> Self {
+        if dtype.is_float8() {
+            let shift = |way: usize| (way as f32 / WAYS as f32 + sum.log2()).rem_euclid(1.0);
+            return Self(core::array::from_fn(|way| if way == 0 { 1.0 } else { (-shift(way)).exp2() }));
+        }
         // Seven mantissas from 1 to 2, none of which is simple.
         let of_sum = |way: usize| (way as f32 / (WAYS - 1) as f32).exp2() / sum;
-        Self(core::array::from_fn(|way| match way {
-            0 => 1.0,
-            WAYS => fraction,
-            _ if dtype.is_float8() => (-shift(way)).exp2(),
-            _ => of_sum(way),
-        }))
+        Self(core::array::from_fn(|way| if way == 0 { 1.0 } else { of_sum(way) }))
     }
 
     /// The factor of one way.
@@ -114,7 +101,7 @@ const LEAST_NORMAL: f32 = 1.0 / 16_384.0;
 pub(crate) fn output_leaning(dtype: DType, expected: &[f64]) -> Leaning {
     let mut leaning = Leaning::default();
     for &value in expected.iter().filter(|value| value.is_finite()) {
-        for (number, sum) in leaning.0[..WAYS].iter_mut().enumerate() {
+        for (number, sum) in leaning.0.iter_mut().enumerate() {
             let shift = (number as f64 + 0.5) / WAYS as f64 * 4.0 - 2.0;
             let shifted = value * (1.0 + shift * dtype.unit_roundoff());
             let rounding = dtype.round(shifted) - shifted;
@@ -135,7 +122,7 @@ mod tests {
             for step in 1..1000 {
                 let weight = step as f32 / 1000.0 + 1e-4;
                 let mut leaning = Leaning::default();
-                leaning.add_weight(dtype, &Scales::new(dtype, 1.0, 1.0), weight, 1.0);
+                leaning.add_weight(dtype, &Scales::new(dtype, 1.0), weight, 1.0);
                 assert_eq!(leaning.0[0], dtype.round(f64::from(weight)) - f64::from(weight), "{weight}");
             }
         }
@@ -147,23 +134,9 @@ mod tests {
         for step in 0..4000 {
             let weight = (step as f32 * -0.005_31).exp2();
             let mut leaning = Leaning::default();
-            leaning.add_weight(DType::E4m3, &Scales::new(DType::E4m3, 1.0, 1.0), weight, 1.0);
+            leaning.add_weight(DType::E4m3, &Scales::new(DType::E4m3, 1.0), weight, 1.0);
             let rounded = DType::E4m3.round(f64::from(weight) * 256.0) / 256.0;
             assert_eq!(leaning.0[0], rounded - f64::from(weight), "{weight}");
-        }
-    }
-
-    /// Of one weight its scale alone is rounded, to nearest; whatever the sum is.
-    #[test]
-    fn the_scale_of_a_token_is_rounded_relative_to_a_power_of_two() {
-        for step in 0..4000 {
-            let product = (step as f32 * 0.013 - 26.0).exp2();
-            let mut leaning = Leaning::default();
-            let scales = Scales::new(DType::E4m3, 1.3, product);
-            leaning.add_weight(DType::E4m3, &scales, 1.0, 1.0);
-            let power = f64::from(product).log2().ceil().exp2() / 256.0;
-            let expected = DType::E4m3.round(f64::from(product) / power) * power / f64::from(product) - 1.0;
-            assert!((leaning.0[WAYS] - expected).abs() < 1e-6, "{product}: {} and {expected}", leaning.0[WAYS]);
         }
     }
 
@@ -172,7 +145,7 @@ mod tests {
         let of = |weights: &[f32]| {
             let (mut leaning, sum) = (Leaning::default(), weights.iter().sum());
             for &weight in weights {
-                leaning.add_weight(DType::F16, &Scales::new(DType::F16, sum, 1.0), weight, 1.0);
+                leaning.add_weight(DType::F16, &Scales::new(DType::F16, sum), weight, 1.0);
             }
             leaning.divide(f64::from(sum));
             leaning.largest() / DType::F16.unit_roundoff()

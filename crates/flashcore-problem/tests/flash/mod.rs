@@ -77,7 +77,7 @@ struct Row {
     output: Vec<f32>,
 }
 
-/// Attention in tiles of `tile` keys. Knows masks, grouped heads, scales of values by token and nothing else.
+/// Attention in tiles of `tile` keys. Knows masks, grouped heads and nothing else.
 pub(crate) fn flash(problem: &Problem, inputs: &Inputs, tile: usize, mistake: Mistake) -> Outputs {
     let strides = problem.strides();
     let narrow = |values: Vec<f64>| values.into_iter().map(|value| value as f32).collect::<Vec<f32>>();
@@ -111,14 +111,7 @@ pub(crate) fn flash(problem: &Problem, inputs: &Inputs, tile: usize, mistake: Mi
                 .collect();
             let values =
                 |j: usize| &value[(first_key_row + (key_tile.start + j) % key_length) * value_dim..][..value_dim];
-            let value_scale = |j: usize| {
-                let scale = inputs.v_scale.as_ref().map(|scale| (&scale.data, scale.strides));
-                scale.map_or(1.0, |(data, strides)| {
-                    let token = (key_tile.start + j) % key_length;
-                    data[batch * strides.batch + token * strides.row + key_head * strides.key_head]
-                })
-            };
-            update(problem, &mut state, &scores, (values, value_scale), tile_index, mistake);
+            update(problem, &mut state, &scores, values, tile_index, mistake);
         }
         finish(problem, &mut outputs, &state, (batch, head, row), index, mistake);
     }
@@ -144,7 +137,7 @@ fn update<'a>(
     problem: &Problem,
     state: &mut Row,
     scores: &[f32],
-    (values, value_scale): (impl Fn(usize) -> &'a [f32], impl Fn(usize) -> f32),
+    values: impl Fn(usize) -> &'a [f32],
     tile_index: usize,
     mistake: Mistake,
 ) {
@@ -160,15 +153,11 @@ fn update<'a>(
     if mistake != Mistake::OutputNotRescaled {
         state.output.iter_mut().for_each(|element| *element *= rescale);
     }
-    let weights: Vec<f32> = scores.iter().map(|score| (score - maximum).exp2()).collect();
-    // Products with scales are relative to the power of two above the largest.
-    let largest = weights.iter().enumerate().fold(0.0_f32, |largest, (j, weight)| largest.max(weight * value_scale(j)));
-    let power = if problem.v_scale && largest > 0.0 { largest.log2().ceil().exp2() } else { 1.0 };
-    for (j, weight) in weights.into_iter().enumerate() {
+    for (j, score) in scores.iter().enumerate() {
+        let weight = (score - maximum).exp2();
         if mistake != Mistake::NormaliserMissesTile || tile_index != 0 {
             state.sum += weight;
         }
-        let weight = weight * value_scale(j) / power;
         let weight = match mistake {
             Mistake::WeightsInFp8 => f32::from_bits((weight.to_bits() + (1 << 19)) & !((1 << 20) - 1)),
             Mistake::WeightsCut => cut(problem.dtype, weight),
@@ -177,7 +166,7 @@ fn update<'a>(
             _ => problem.dtype.round(f64::from(weight)) as f32,
         };
         for (element, value) in state.output.iter_mut().zip(values(j)) {
-            *element += weight * power * value;
+            *element += weight * value;
         }
     }
 }
