@@ -1,16 +1,17 @@
 //! The addition of a tensor core: how the products of an `mma` or a `wgmma` and its `f32` accumulator become one number.
 //!
-//! PTX leaves it open. [`TensorSum::Truncating`] is what an H200 does, fitted to its recorded results of `mma` with
-//! `f16`, `bf16` and `tf32`, which it repeats to the bit: products are exact; each has the sum of its factors' exponents
+//! PTX leaves it open. [`TensorSum::Truncating`] is what an H200 does. It repeats to the bit what an H200 recorded of `mma`
+//! with `f16`, `bf16` and `tf32`, and of `wgmma` with 8-bit floats: products are exact; each has the sum of its factors' exponents
 //! as its own, whether or not its significand reaches 2; all products of the instruction and the accumulator are shifted
 //! to the largest of these exponents, and cut off, not rounded, so many bits below; the sum of what is left is exact, and
 //! cut off to `f32`. Subnormal factors keep the least exponent of their type.
 //!
-//! For 8-bit floats the model is the same with fewer bits, where tensor cores multiply them: by `wgmma`, and by `mma` from
-//! `sm_89` on except on Hopper. Their number is what others report of `wgmma` (13 to 14 bits: DeepSeek-V3, section 3.3.2, and
-//! the paper of `SageAttention2`); no GPU has been asked by this project yet, and `flashcore conformance` on one asks it. On
-//! Hopper an `mma` of 8-bit floats is two of `f16` and an addition in `f32`, which ptxas makes of it
-//! ([`Arch::has_fp8_mma`](flashcore_ir::Arch::has_fp8_mma)), so that the simulator adds by the rules of those.
+//! For 8-bit floats the model is the same with 13 bits, where tensor cores multiply them: by `wgmma`, and by `mma` from
+//! `sm_89` on except on Hopper. The sum too is cut off to 13 fraction bits, not to the 23 of `f32`, so that an accumulator
+//! has no more. That `mma` of `sm_89` and `sm_120` adds like `wgmma` is what others report (the paper of `SageAttention2`);
+//! no GPU of these is recorded. On Hopper an `mma` of 8-bit floats is two of `f16` and an addition in `f32`, which ptxas
+//! makes of it ([`Arch::has_fp8_mma`](flashcore_ir::Arch::has_fp8_mma)). The simulator adds by the rules of those, and
+//! repeats the record to the bit.
 //!
 //! Cutting off pulls sums towards zero by up to a unit in the last place for each instruction of a chain: harmless where
 //! operands have 16 bits, and what an `f32` kernel has to be judged with.
@@ -30,9 +31,10 @@ pub enum TensorSum {
     /// Exact products, summed in `f64` from the accumulator on in order of the depth, and rounded once to nearest even.
     #[default]
     Exact,
-    /// Terms are cut off `fraction` bits below the largest exponent, and the sum to `f32`.
+    /// Terms are cut off `fraction` bits below the largest exponent, and the sum to as many fraction bits, or to `f32` if that
+    /// has fewer.
     Truncating {
-        /// Bits of a term below the largest exponent.
+        /// Bits of a term below the largest exponent, and of the sum below its own.
         fraction: u32,
         /// The same for 8-bit floats, where tensor cores multiply them as such.
         fp8_fraction: u32,
@@ -67,8 +69,7 @@ impl Factor {
 }
 
 impl TensorSum {
-    /// An H200: for operands of 16 bits and `tf32` two bits more than `f32` has, as recorded; for 8-bit floats 13, as others
-    /// report.
+    /// An H200, as recorded: for operands of 16 bits and `tf32` two bits more than `f32` has, for 8-bit floats 13.
     pub const H200: Self = Self::Truncating { fraction: 25, fp8_fraction: 13 };
 
     /// The sum of the `products` of one instruction and its accumulator `start`, rounded or cut off to `f32`. Models of
@@ -134,7 +135,7 @@ fn truncating(
         .filter(|(significand, _, _)| *significand != 0)
         .map(|(significand, of, exponent)| shifted(significand, fraction - of - (largest - exponent)))
         .sum();
-    Some(to_f32(sum, largest - fraction))
+    Some(to_f32(sum, largest - fraction, fraction.min(F32_FRACTION)))
 }
 
 fn finite(value: f64) -> Option<f64> {
@@ -152,11 +153,11 @@ const fn shifted(value: i64, bits: i32) -> i64 {
     if value < 0 { -(shifted as i64) } else { shifted as i64 }
 }
 
-/// `sum * 2^unit`, cut off to `f32`.
-fn to_f32(sum: i64, unit: i32) -> f32 {
+/// `sum * 2^unit`, cut off to a float of so many fraction bits, with the exponents of `f32`.
+fn to_f32(sum: i64, unit: i32, fraction: i32) -> f32 {
     let width = 64 - sum.unsigned_abs().leading_zeros() as i32;
     let exponent = (unit + width - 1).max(F32_LEAST);
-    let last = exponent - F32_FRACTION;
+    let last = exponent - fraction;
     let cut = if last > unit { shifted(sum, unit - last) } else { sum };
     let unit = unit.max(last);
     // In two steps: a unit below the least power of `f64` is only reached by sums that are cut off to nothing.
@@ -188,6 +189,23 @@ mod tests {
         // Towards zero on both sides.
         check(TensorSum::H200, -1.0, &[(-1.0, power(-24))], -1.0);
         check(TensorSum::H200, 0.0, &[(3.0, 5.0), (-2.0, 7.5)], 0.0);
+    }
+
+    /// Terms of 8-bit floats are cut off 13 bits below the largest, and their sum to 13 bits of its own.
+    #[test]
+    fn sums_of_fp8_have_thirteen_bits() {
+        let check = |start: f32, products: &[(f64, f64)], expected: f32| {
+            let sum = TensorSum::H200.add([Factor::of_fp8(Fp8::E4m3); 2], start, products.iter().copied());
+            assert_eq!(sum, expected);
+        };
+        check(8192.0, &[(1.0, 1.0)], 8193.0);
+        check(16384.0, &[(1.0, 1.0)], 16384.0);
+        // Each term is kept, and the last bit of the sum is not.
+        check(8192.0, &[(64.0, 128.0), (1.0, 1.0)], 16384.0);
+        check(-8192.0, &[(-64.0, 128.0), (-1.0, 1.0)], -16384.0);
+        check(8192.0, &[(64.0, 128.0), (1.0, 1.0), (1.0, 1.0)], 16386.0);
+        // An accumulator alone is cut off too.
+        check(1.0 + f32::EPSILON, &[], 1.0);
     }
 
     #[test]

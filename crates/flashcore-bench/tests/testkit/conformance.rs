@@ -325,19 +325,27 @@ fn the_simulator_agrees_with_the_recorded_device() {
     assert!(replayed.passed(), "{:#?}", replayed.complaints());
 }
 
-/// The sums of `mma` in `f32` of an H200: cut off 25 bits below the largest term, and not one more or less.
+/// The sums in `f32` of an H200: terms are cut off 25 bits below the largest, and of `wgmma` with 8-bit floats 13, not one
+/// more or less. `mma` of 8-bit floats is two of `f16`.
 #[test]
 fn truncated_sums_are_those_of_the_recorded_device() {
     let json = std::fs::read_to_string(RECORD).unwrap_or_else(|error| panic!("{RECORD}: {error}"));
     let record = Record::parse(&json).unwrap_or_else(|error| panic!("{RECORD}: {error}"));
-    let fits = fit_sums(&record, 24..=26).unwrap_or_else(|error| panic!("{error}"));
-    let of_16_bits: Vec<_> = fits.iter().filter(|fit| fit.product.starts_with("Mma ")).collect();
-    assert_eq!(of_16_bits.len(), 6);
-    for fit in of_16_bits {
-        assert_eq!((fit.elements, fit.best()), (2 * 4096, (25, 0)), "{}: {:?}", fit.product, fit.differing);
-        let differ = |fraction| fit.differing.iter().any(|&(tried, count)| tried == fraction && count > 100);
-        assert!(differ(24) && differ(26), "{}: {:?}", fit.product, fit.differing);
+    let TensorSum::Truncating { fraction, fp8_fraction } = TensorSum::H200 else { panic!("an H200 cuts off") };
+    assert_eq!((fraction, fp8_fraction), (25, 13));
+    let around = |bits: u32| fit_sums(&record, bits - 1..=bits + 1).unwrap_or_else(|error| panic!("{error}"));
+    let (wide, narrow) = (around(fraction), around(fp8_fraction));
+    for (row, bits, of_all, products, elements) in [
+        ("Mma ", fraction, &wide, 6, 2 * 4096),
+        ("MmaFp8 ", fraction, &wide, 4, 2 * 4096),
+        ("WgmmaFp8 ", fp8_fraction, &narrow, 4, 2 * 2048),
+    ] {
+        let fits: Vec<_> = of_all.iter().filter(|fit| fit.product.starts_with(row)).collect();
+        assert_eq!(fits.len(), products, "{row}");
+        for fit in fits {
+            assert_eq!((fit.elements, fit.best()), (elements, (bits, 0)), "{}: {:?}", fit.product, fit.differing);
+            let differ = |tried| fit.differing.iter().any(|&(fraction, count)| fraction == tried && count > 100);
+            assert!(differ(bits - 1) && differ(bits + 1), "{}: {:?}", fit.product, fit.differing);
+        }
     }
-    let TensorSum::Truncating { fraction, .. } = TensorSum::H200 else { panic!("an H200 cuts off") };
-    assert_eq!(fraction, 25);
 }

@@ -198,7 +198,7 @@ fn random_cases() {
     assert!(passed >= 5 * count, "{passed}");
 }
 
-/// Where tensor cores keep 13 bits of their sums, as others report of Hopper, P · V that adds up over all keys in one
+/// Where tensor cores keep 13 bits of their sums, as those of an H200 do, P · V that adds up over all keys in one
 /// accumulator loses what is small beside it; in two levels it does not.
 #[test]
 fn two_levels_keep_what_one_loses() {

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use flashcore::Device;
 use flashcore_bench::lab::accuracy::needle::{Found, Haystack, searches};
 use flashcore_bench::lab::accuracy::{
-    AccuracyRecord, Choice, Distribution, GateResult, Outcome, REPORTED_FP8_BITS, Row, Run, Sample, Sizes, cases, gates,
+    AccuracyRecord, Choice, Distribution, GateResult, H200_FP8_BITS, Outcome, Row, Run, Sample, Sizes, cases, gates,
 };
 use flashcore_bench::lab::peak::working_threads;
 use flashcore_bench::lab::record::Machine;
@@ -46,8 +46,8 @@ pub(crate) struct Accuracy {
     lengths: Option<Vec<usize>>,
     #[command(flatten)]
     of_rows: OfRows,
-    /// Fraction bits that the models of tensor cores keep when they add products of FP8; the default is what others report
-    #[arg(long, value_name = "BITS", default_value_t = REPORTED_FP8_BITS, value_parser = clap::value_parser!(u32).range(4..=25))]
+    /// Fraction bits that the models of tensor cores keep when they add products of FP8; the default are those of an H200
+    #[arg(long, value_name = "BITS", default_value_t = H200_FP8_BITS, value_parser = clap::value_parser!(u32).range(4..=25))]
     fp8_bits: u32,
     /// The seed of all data
     #[arg(long, default_value_t = 0)]
@@ -360,7 +360,7 @@ impl Accuracy {
             output.sentence(format!(
                 "errors against f64 on inputs that were not rounded; {queries} query rows of {heads} heads, head dim {head_dim}; FP8 models keep {} bits{}",
                 self.fp8_bits,
-                if self.fp8_bits == REPORTED_FP8_BITS { ", as others report" } else { "" }
+                if self.fp8_bits == H200_FP8_BITS { ", as an H200" } else { "" }
             ))?;
             output.line("")?;
         }

@@ -6,8 +6,8 @@
 //! * [`needle`] hides a key among many and asks if its value can be read from the output,
 //! * [`gates`] hold errors against what the project asks for.
 //!
-//! For 8-bit floats the number of bits that a tensor core keeps is what others report, a parameter of the model
-//! ([`REPORTED_FP8_BITS`]); results on a GPU replace it.
+//! For 8-bit floats the number of bits that a tensor core keeps is a parameter of the model; [`H200_FP8_BITS`] are those of
+//! an H200.
 
 mod cases;
 mod data;
@@ -26,9 +26,8 @@ pub use tensor_core::{KEY_TILE, Levels, Model, Products};
 
 use super::record::{Content, Kind};
 
-/// Fraction bits that others report of tensor cores that add products of 8-bit floats: 13 to 14 (DeepSeek-V3, section
-/// 3.3.2; the paper of `SageAttention2`). This project has not asked a GPU yet.
-pub const REPORTED_FP8_BITS: u32 = 13;
+/// Fraction bits that `wgmma` of an H200 keeps when it adds products of 8-bit floats, by its recorded sums.
+pub const H200_FP8_BITS: u32 = 13;
 
 /// Everything that a run of `flashcore accuracy` found.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

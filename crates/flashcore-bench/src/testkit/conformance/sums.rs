@@ -7,7 +7,7 @@ use flashcore_sim::TensorSum;
 
 use super::executor::{Executor, SimExecutor};
 use super::hash::from_base64;
-use super::record::{OutputRecord, Record, RecordError, cases_of, simulated_arch};
+use super::record::{OutputRecord, Record, RecordError, cases_of};
 use flashcore_ir::Arch;
 
 /// Cases whose terms differ much in size.
@@ -47,8 +47,7 @@ pub fn fit_sums(record: &Record, fractions: RangeInclusive<u32>) -> Result<Vec<S
         if case.fingerprint(&inputs) != recorded.fingerprint {
             continue;
         }
-        let arch = simulated_arch(&case);
-        let kernel = case.verified(arch).map_err(|mut errors| RecordError::Verify {
+        let kernel = case.verified(target).map_err(|mut errors| RecordError::Verify {
             case: case.name.clone(),
             error: Box::new(errors.swap_remove(0)),
         })?;

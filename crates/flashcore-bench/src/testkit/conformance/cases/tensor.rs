@@ -52,9 +52,8 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     }
 }
 
-/// Products of 8-bit floats. Tensor cores keep fewer bits of their sums than of others, 13 or 14 below the largest term as
-/// others report; the results themselves go into a record, so that the next one tells how many
-/// (`flashcore conformance --sums`).
+/// Products of 8-bit floats. Where tensor cores multiply them as such, they keep fewer bits of their sums than of others, 13
+/// as others report; the results themselves go into a record, which tells how many (`flashcore conformance --sums`).
 fn multiply_fp8(list: &mut Vec<ConformanceCase>, left: Fp8, right: Fp8) {
     /// The last bit kept, at worst: of 33 terms and of the sum.
     const KEPT: f64 = f64::from_bits((1023 - 13) << 52);

@@ -1,7 +1,7 @@
 //! wgmma of 8-bit floats: every swizzle of its operands, A in registers, and sums that tell how many bits a GPU keeps.
 //!
 //! With small integers every sum is exact. With numbers over the whole range of the types, a sum is off by at most 36 units
-//! of the last bit kept, 13 below the largest exponent as others report; its bits go into a record, so that
+//! of the last bit kept, 13 below the largest exponent on an H200; its bits go into a record, so that
 //! `flashcore conformance --sums` tells how many there are.
 
 use flashcore_ir::builder::{Adds, LeftMatrix, MatrixLayout, SharedMatrix};
