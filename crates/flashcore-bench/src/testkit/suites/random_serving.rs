@@ -1,6 +1,6 @@
 //! Random packed and paged sequences, from 1 to 2,048 of them.
 
-use flashcore_kernels::Config;
+use flashcore_kernels::{Config, heuristics};
 use flashcore_problem::{
     Alignment, DType, Layout, LseForm, Mask, PagedKv, Problem, SequenceLengths, SplitMix64, Stress,
 };
@@ -12,6 +12,7 @@ use super::gpu_features::{self, named};
 use super::kv_cache::{has_append_kernel, random_growing_cache};
 use super::serving::{Sequences, interleaved, work};
 use super::{Kernels, Runner, kernel_option, takes};
+use crate::testkit::verify::H200;
 use crate::testkit::{Arrays, Backend, BiasForm, Case, Numbers, Planted, expressions};
 
 /// Keeps the numbers that shape a problem apart from those that fill its tensors.
@@ -96,7 +97,7 @@ fn growing(
     Some(Case { lengths: sequences.lengths, arrays, ..Case::with_kv_cache(problem, number, backend) })
 }
 
-/// The config that was asked for or another of its family; else each in turn.
+/// The config that was asked for or another of its family; else each in turn, and the problem's default where none takes it.
 fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
     let mut order: Vec<_> = Config::all().into_iter().chain(Config::f32()).collect();
     let first = SplitMix64::stream(turn, STREAM ^ CONFIG).below(order.len());
@@ -105,8 +106,11 @@ fn config(kernels: Kernels, turn: u64, problem: &Problem) -> Config {
         order.retain(|other| other.family() == config.family());
         order.insert(0, config);
     }
-    let default = order.first().copied().unwrap_or(Config::scalar());
-    order.into_iter().find(|config| takes(Backend::Sim(*config), problem)).unwrap_or(default)
+    let taken = order.into_iter().find(|config| takes(Backend::Sim(*config), problem));
+    taken.unwrap_or_else(|| match kernels {
+        Kernels::Only(config) => config,
+        Kernels::All => heuristics::select(problem, H200),
+    })
 }
 
 /// Storage of the keys.
