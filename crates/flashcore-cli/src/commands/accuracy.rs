@@ -46,7 +46,7 @@ pub(crate) struct Accuracy {
     lengths: Option<Vec<usize>>,
     #[command(flatten)]
     of_rows: OfRows,
-    /// Fraction bits that the models of tensor cores keep when they add products of FP8; the default are those of an H200
+    /// Fraction bits that the models of tensor cores keep when they add products of FP8; the default is that of an H200
     #[arg(long, value_name = "BITS", default_value_t = H200_FP8_BITS, value_parser = clap::value_parser!(u32).range(4..=25))]
     fp8_bits: u32,
     /// The seed of all data
