@@ -49,7 +49,7 @@ impl Check {
 }
 
 /// One in so many of the other cases.
-const STEP: usize = 15;
+const STEP: usize = 9;
 
 /// Every case of the suite `counts`, and some of the suites that are about features.
 fn checks() -> Vec<Check> {

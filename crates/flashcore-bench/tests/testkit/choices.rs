@@ -6,7 +6,7 @@ use flashcore_bench::testkit::verify::{verify, verify_far};
 use flashcore_bench::testkit::{Backend, Case, suites};
 use flashcore_ir::Arch;
 use flashcore_kernels::{Config, LaunchPlan, Reason};
-use flashcore_problem::{DType, Inputs, Problem};
+use flashcore_problem::{DType, Inputs, Layout, Problem};
 
 use crate::support::{config, problem};
 
