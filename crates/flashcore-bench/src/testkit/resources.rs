@@ -205,6 +205,9 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
     // The others are those of `sm_90`.
     kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
     kernels.extend(configs.iter().flat_map(|&config| fp8_kernels(config, arch)));
+    kernels.retain(|(config, _, _)| {
+        arch.has_clusters() || !matches!(config, Config::Ampere(AmpereConfig { cluster: true, .. }))
+    });
     // What does not fit is refused for every caller: it is no kernel there.
     kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization_for(config, head_dim), arch));
     kernels
