@@ -18,7 +18,8 @@ Everything is float32 on the CPU; batches have sequences of 300 and 187 tokens, 
 A model that gives booleans to eager attention, which adds them to the scores, is set beside sdpa.
 What is larger than rounding is set beside eager with weights that differ by 1e-6: a router that chooses another expert
 is no mistake of attention.
-The exit status is 1 if anything is wrong or an error. Each architecture has a process of its own and --limit seconds.
+The exit status is 1 if any way is wrong or an error. Each architecture runs in a process of its own, for --limit seconds
+at most.
 """
 
 from __future__ import annotations

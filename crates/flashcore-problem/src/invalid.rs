@@ -321,7 +321,7 @@ pub enum TensorError {
         of: &'static str,
         /// The token or sequence.
         index: usize,
-        /// Its position; of a sequence the last.
+        /// Position of the token, or the last position of the sequence.
         position: i64,
         /// Rows of the tables.
         max_position: usize,

@@ -11,7 +11,7 @@ const LEAST_SECONDS: f64 = 0.2;
 /// Units of processor time in a second (`USER_HZ`), the same on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The load that a CPU may have beside so many threads that measure: a little for the system.
+/// Largest load from other programs at which a time is not marked; the system itself needs a little.
 pub fn most_others(threads: usize) -> f64 {
     0.5_f64.max(0.25 * threads as f64)
 }

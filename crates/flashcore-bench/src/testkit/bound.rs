@@ -97,7 +97,7 @@ impl Bound {
         let tensors = self.tensors.with_workspace(workspace.map_or(0, DeviceBuffer::address));
         // SAFETY: the addresses are those of this value's own buffers, which hold the whole tensors, as `new` checked,
         // and are apart from each other; whatever else touches them goes through the same stream. The stream is one of
-        // the plan's context, and `drop` waits for it. A workspace is that of one graph, which owns it.
+        // the plan's context, and `drop` waits for it. Each graph owns its workspace.
         unsafe { self.plan.launch(&self.stream, tensors) }
     }
 

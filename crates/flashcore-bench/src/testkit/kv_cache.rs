@@ -548,7 +548,7 @@ impl KvCacheTrial {
     }
 }
 
-/// Kernels in the place of those of a trial.
+/// Kernels that replace the kernels of a trial.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Kernels<'a> {
     /// The append in a launch of its own.

@@ -9,9 +9,9 @@ use flashcore_kernels::{Config, KernelLaunch, LaunchPlan, Stage, Target};
 use flashcore_problem::{DType, Inputs, Problem};
 use flashcore_sim::{FaultKind, SimError};
 
-/// The output of each mutant is right, since launches run one after the other: nothing else can find these bugs. Where a
-/// kernel before or after waits, or other threads do, some of them are harmless, and none in all trials. Every kernel that
-/// overlaps in a listed config dies without its waits, and with a wait at its end.
+/// The output of each mutant is right, since launches run one after the other: nothing else can find these bugs. A
+/// mutant is harmless in a trial where another kernel or another thread waits, and no mutant is harmless in every trial. Each
+/// kernel that overlaps in a listed config dies without its waits, and with a wait at its end.
 #[test]
 fn every_bug_is_a_race_between_launches() {
     let trials = Trials::prepare(OVERLAP, |_, _, _| true).unwrap_or_else(|error| panic!("{error}"));

@@ -192,7 +192,7 @@ pub(super) fn resources(sources: &Sources) -> String {
     table.html()
 }
 
-/// Times of one record beside those of others.
+/// Times of one record, beside the times of other programs.
 pub(super) fn peers(file: &str, peers: &Peers) -> String {
     let summary = peers.summary().map_or_else(String::new, |(mean, least, problem)| {
         format!(
