@@ -3,54 +3,23 @@
 
 use std::sync::Arc;
 
-use flashcore_ir::target::NEWEST_PTX;
-use flashcore_ir::{Arch, Argument, VerifiedKernel};
+use flashcore_ir::{Argument, VerifiedKernel};
 use flashcore_problem::{KvCacheProblem, Operand, Problem};
 
 use crate::attention::block_mask::BlockMaskShape;
-use crate::attention::scheduler::chunks::most_units;
 use crate::attention::scheduler::dynamic::COUNTER_BYTES;
 use crate::attention::scheduler::lpt::LptOrder;
+use crate::attention::sm90::tensor_maps::tensor_maps;
 use crate::attention::split_kv::combine;
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::cache::{FUSED_WORDS, FusedAppend, fused};
 use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
+use crate::grid::GridShape;
 use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, SCALE_WORDS, arguments, expression_constants};
 use crate::spec::{KernelSpec, Stage};
 use crate::specialization::Specialization;
-use crate::tensor_maps::tensor_maps;
-use crate::unsupported::{Reason, check_kernel, packed_rows, reasons};
-
-/// A GPU as far as plans depend on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Target {
-    /// The architecture that kernels are generated for.
-    pub arch: Arch,
-    /// Number of SMs: as many persistent CTAs run at a time.
-    pub num_sms: u32,
-    /// The newest PTX version that the driver compiles.
-    pub ptx: (u8, u8),
-}
-
-impl Target {
-    /// A GPU under a driver that compiles every kernel.
-    pub const fn new(arch: Arch, num_sms: u32) -> Self {
-        Self { arch, num_sms, ptx: NEWEST_PTX }
-    }
-
-    /// The GPU under a driver that compiles PTX up to this version.
-    #[must_use]
-    pub const fn with_ptx(self, ptx: (u8, u8)) -> Self {
-        Self { ptx, ..self }
-    }
-}
-
-/// A GPU with an SM for every CTA, under a driver that compiles every kernel.
-impl From<Arch> for Target {
-    fn from(arch: Arch) -> Self {
-        Self::new(arch, u32::MAX)
-    }
-}
+use crate::target::Target;
+use crate::unsupported::{Reason, check_kernel, reasons};
 
 /// The kernels that compute a problem, in order, and the memory that they share.
 #[derive(Debug, Clone)]
@@ -325,65 +294,5 @@ impl LaunchPlan {
             launch.grid = other.launch(launch.spec.stage).map_or(launch.grid, |other| other.grid);
         }
         self
-    }
-}
-
-/// The grid of the attention kernel, and the parameters it has because of it.
-pub(crate) struct GridShape {
-    grid: [u32; 3],
-    extra: Extra,
-}
-
-impl GridShape {
-    pub(crate) fn new(problem: &Problem, config: Config) -> Self {
-        let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
-        let tiles = |rows: usize| rows.div_ceil(config.tile_m() as usize) as u32;
-        let is_packed = config.pack_gqa();
-        let (one_head, heads) =
-            if is_packed { (tiles(packed_rows(problem)), key_heads) } else { (tiles(problem.query_length), heads) };
-        if let Config::Hopper(hopper) = config
-            && hopper.persistent
-        {
-            return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
-        }
-        let Config::Ampere(AmpereConfig { persistent, num_splits, cluster, chunk_keys, .. }) = config else {
-            if let Config::Hopper(HopperConfig { chunk_keys: chunk_keys @ 1.., .. }) = config {
-                let shape = problem.output_shape();
-                let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
-                let max_chunks = problem.key_length.div_ceil(chunk_keys as usize).max(1) as u32;
-                let extra = Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads };
-                return Self { grid: [one_head.saturating_mul(max_chunks), heads, batch], extra };
-            }
-            let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
-            return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
-        };
-        let shape = problem.output_shape();
-        let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
-        if chunk_keys > 0 {
-            let bounds = [batch, heads, one_head, problem.key_length as u32, chunk_keys].map(u64::from);
-            let (units, max_chunks) = most_units(bounds);
-            let ctas = units.min(persistent.into()) as u32;
-            let max_chunks = max_chunks as u32;
-            return Self {
-                grid: [ctas, 1, 1],
-                extra: Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads },
-            };
-        }
-        if persistent > 0 {
-            let all = one_head.saturating_mul(heads).saturating_mul(batch);
-            return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
-        }
-        let extra = if num_splits > 1 && !cluster { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
-        Self { grid: [one_head.saturating_mul(num_splits), heads, batch], extra }
-    }
-}
-
-impl GridShape {
-    /// Query tiles in all, persistent CTAs or not.
-    pub(crate) const fn all_tiles(&self) -> u32 {
-        match self.extra {
-            Extra::Tiles { all, .. } => all,
-            Extra::Nothing | Extra::Splits { .. } | Extra::Chunks { .. } => self.grid[0],
-        }
     }
 }

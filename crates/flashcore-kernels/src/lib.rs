@@ -16,7 +16,7 @@
 //! ```
 //!
 //! [`primitives`] has what kernels are made of (pipelines, shared-memory tiles, tensor-core products, the online softmax,
-//! masks), [`attention`] the kernels: `naive`, one thread a row, the readable baseline; `ladder`, the steps between it and
+//! masks), [`attention`] the kernels: `scalar`, one thread a row, the readable baseline; `ladder`, the steps between it and
 //! the fast ones; `sm80`, `cp.async` and `mma` for Ampere and later; `sm90`, warp-specialized with TMA and `wgmma` for
 //! Hopper; `split_kv::combine`, which reduces the splits of the others; `block_mask`, which precomputes the blocks that a
 //! `mask_mod` leaves.
@@ -29,6 +29,7 @@ pub mod attention;
 pub mod cache;
 pub mod config;
 mod element;
+mod grid;
 pub mod heuristics;
 mod launch_plan;
 mod limits;
@@ -37,7 +38,7 @@ mod parameters;
 pub mod primitives;
 mod spec;
 mod specialization;
-mod tensor_maps;
+mod target;
 mod unsupported;
 
 pub use accuracy::{Accuracy, reference_error};
@@ -46,11 +47,12 @@ pub use config::{
     WarpScheduler,
 };
 pub use flashcore_ir::Argument;
-pub use launch_plan::{KernelLaunch, LaunchPlan, Target};
+pub use launch_plan::{KernelLaunch, LaunchPlan};
 #[doc(hidden)]
 pub use limits::LIMITS;
 pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters, SCALE_WORDS, ScaleParameters};
 pub use primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;
+pub use target::Target;
 pub use unsupported::Reason;

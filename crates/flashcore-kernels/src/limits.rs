@@ -1,7 +1,7 @@
 //! Constants that kernels compare counts of a problem with, or step by, for suites that have cases at each of them and past it.
 
+use crate::attention::sm80::config;
 use crate::attention::split_kv::combine;
-use crate::config::sm80;
 use crate::{merge, primitives};
 
 /// Names of the constants, and their values.
@@ -12,5 +12,10 @@ macro_rules! limits {
 }
 
 /// Every such constant.
-pub const LIMITS: &[(&str, usize)] =
-    limits![combine::SPLITS_AT_ONCE, merge::MOST_UNROLLED, merge::PARTS_AT_ONCE, primitives::LANES, sm80::MAX_SPLITS,];
+pub const LIMITS: &[(&str, usize)] = limits![
+    combine::SPLITS_AT_ONCE,
+    merge::MOST_UNROLLED,
+    merge::PARTS_AT_ONCE,
+    primitives::LANES,
+    config::MAX_SPLITS,
+];

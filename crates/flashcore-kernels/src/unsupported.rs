@@ -5,12 +5,14 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, Since, VerifyError};
 use flashcore_problem::{DType, DTypes, Operand, OperandSet, PagedKv, Problem, ProblemError};
 
-use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig, most_operand_registers};
-use crate::launch_plan::{GridShape, Target};
+use crate::attention::sm80::config::most_operand_registers;
+use crate::attention::sm90::tensor_maps::tensor_maps;
+use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig};
+use crate::grid::{GridShape, packed_rows};
 use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES, Rescale};
 use crate::spec::KernelKey;
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
-use crate::tensor_maps::tensor_maps;
+use crate::target::Target;
 
 /// The most CTAs in the second and third dimension of a grid.
 const MOST_GRID_ROWS: usize = 65_535;
@@ -144,15 +146,6 @@ pub enum Reason {
     Driver { needs: (u8, u8), ptx: (u8, u8) },
     #[error("the kernel breaks a rule: {0}")]
     Kernel(#[from] VerifyError),
-}
-
-/// Rows of all query heads of one key head.
-pub(crate) const fn packed_rows(problem: &Problem) -> usize {
-    let group = match problem.query_heads.checked_div(problem.key_heads) {
-        Some(group) => group,
-        None => 0,
-    };
-    problem.query_length.saturating_mul(group)
 }
 
 /// True if a config takes a problem, as far as that can be told without generating the kernel, and its tiles fit.
@@ -386,7 +379,9 @@ fn dims(multiple: usize, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heuristics::{self, sm80, sm90};
+    use crate::attention::sm80::heuristics as sm80;
+    use crate::attention::sm90::heuristics as sm90;
+    use crate::heuristics;
     use crate::launch_plan::LaunchPlan;
 
     const OLDEST: (u8, u8) = (8, 0);

@@ -15,7 +15,7 @@ pub(crate) mod epilogue;
 pub(crate) mod kv_range;
 pub(crate) mod kv_source;
 pub mod ladder;
-pub mod naive;
+pub mod scalar;
 pub(crate) mod scheduler;
 pub(crate) mod scoring;
 pub mod sm80;

@@ -12,8 +12,8 @@ use super::quantize::{self, CachePlace, Quantizers, slot_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, RotarySpec, THREADS};
-use crate::launch_plan;
 use crate::spec::KernelKey;
+use crate::target;
 use crate::unsupported::{Reason, check_kernel};
 
 operation_parameters! {
@@ -87,7 +87,7 @@ pub struct AppendPlan {
 
 impl AppendPlan {
     /// The plan for a problem, or every reason against it.
-    pub fn new(problem: &AppendProblem, target: impl Into<launch_plan::Target>) -> Result<Self, Vec<Reason>> {
+    pub fn new(problem: &AppendProblem, target: impl Into<target::Target>) -> Result<Self, Vec<Reason>> {
         let target = target.into();
         let errors = problem.errors();
         if !errors.is_empty() {

@@ -13,8 +13,8 @@ use super::quantize::{self, CachePlace, Quantizers, sequence_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, SequenceSpec, THREADS};
-use crate::launch_plan::Target;
 use crate::spec::KernelKey;
+use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel};
 
 operation_parameters! {

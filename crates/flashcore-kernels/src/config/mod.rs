@@ -1,9 +1,6 @@
 //! Kernel configs: every choice in a kernel that the problem does not make.
 
-mod ladder;
 mod name;
-pub(crate) mod sm80;
-mod sm90;
 
 use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, Tf32};
 use flashcore_ir::{Arch, Kernel};
@@ -12,20 +9,20 @@ use flashcore_problem::{DType, Problem};
 use crate::attention::block_mask;
 use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::scheduler::dynamic;
+use crate::attention::sm80::heuristics as sm80;
+use crate::attention::sm90::heuristics as sm90;
 use crate::attention::split_kv::combine;
-use crate::attention::{self, naive};
+use crate::attention::{self, scalar};
 use crate::cache::FusedAppend;
-use crate::heuristics;
-use crate::launch_plan::Target;
 use crate::primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
+use crate::target::Target;
 
-pub use ladder::{LadderConfig, Product};
+pub use crate::attention::ladder::config::{LadderConfig, Product};
+pub use crate::attention::sm80::config::{AmpereConfig, L2Window, QueryPlace};
+pub use crate::attention::sm90::config::{HopperConfig, WarpScheduler};
 pub use name::UnknownConfig;
-pub(crate) use sm80::most_operand_registers;
-pub use sm80::{AmpereConfig, L2Window, QueryPlace};
-pub use sm90::{HopperConfig, WarpScheduler};
 
 /// A kernel and every choice in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,8 +80,8 @@ impl Config {
 
     /// Every config that some problem gets by default, on some GPU.
     pub fn defaults() -> Vec<Self> {
-        let ampere = heuristics::sm80::ALL.into_iter().chain(heuristics::sm80::ALL_F32).map(Self::Ampere);
-        let hopper = heuristics::sm90::ALL.into_iter().chain(heuristics::sm90::ALL_FP8).map(Self::Hopper);
+        let ampere = sm80::ALL.into_iter().chain(sm80::ALL_F32).map(Self::Ampere);
+        let hopper = sm90::ALL.into_iter().chain(sm90::ALL_FP8).map(Self::Hopper);
         [Self::scalar()].into_iter().chain(ampere).chain(hopper).collect()
     }
 
@@ -100,21 +97,20 @@ impl Config {
             Self::Ampere(AmpereConfig { tile_n: 128, ..ampere }),
             Self::Ampere(AmpereConfig { warps: 8, tile_n: 128, ..ampere }),
         ];
-        let others =
-            [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(heuristics::sm80::ALL).map(Self::Ampere);
+        let others = [AmpereConfig { rows_per_warp: 32, ..ampere }].into_iter().chain(sm80::ALL).map(Self::Ampere);
         let others = others.chain(LadderConfig::LISTED.map(Self::Ladder)).chain(AmpereConfig::LISTED.map(Self::Ampere));
         for config in others {
             if !configs.contains(&config) {
                 configs.push(config);
             }
         }
-        configs.extend(heuristics::sm90::ALL.map(Self::Hopper));
+        configs.extend(sm90::ALL.map(Self::Hopper));
         configs
     }
 
     /// The configs of `f32` on tensor cores that suites go through: every default, and one of each other choice.
     pub fn f32() -> Vec<Self> {
-        let base = heuristics::sm80::ALL_F32[0];
+        let base = sm80::ALL_F32[0];
         let others = [
             AmpereConfig { tf32: Some(Tf32Products::One), ..base },
             AmpereConfig {
@@ -129,12 +125,12 @@ impl Config {
             AmpereConfig { num_splits: 3, pack_gqa: true, ..base },
             AmpereConfig { num_splits: 2, cluster: true, ..base },
         ];
-        heuristics::sm80::ALL_F32.into_iter().chain(others).map(Self::Ampere).collect()
+        sm80::ALL_F32.into_iter().chain(others).map(Self::Ampere).collect()
     }
 
     /// The configs of a query of 8 bits that suites go through: every default, and one of each other choice.
     pub fn fp8() -> Vec<Self> {
-        let base = heuristics::sm90::ALL_FP8[0];
+        let base = sm90::ALL_FP8[0];
         let others = [
             HopperConfig {
                 tile_n: 128,
@@ -147,13 +143,13 @@ impl Config {
             HopperConfig { tile_n: 32, stages: 3, warp_scheduler: WarpScheduler::ExclusiveExp, ..base },
             HopperConfig { tile_n: 64, warpgroups: 3, exponential: Exponential::Shared, ..base },
         ];
-        heuristics::sm90::ALL_FP8.into_iter().chain(others).map(Self::Hopper).collect()
+        sm90::ALL_FP8.into_iter().chain(others).map(Self::Hopper).collect()
     }
 
     /// The configs that some problem with a query of 8 bits gets by default, where it is multiplied by `mma.sync`. All of them
     /// take problems of 16 bits too.
     pub fn fp8_mma_defaults() -> Vec<Self> {
-        heuristics::sm80::ALL_FP8.map(Self::Ampere).to_vec()
+        sm80::ALL_FP8.map(Self::Ampere).to_vec()
     }
 
     /// The same with one of each other choice: those that suites go through.
@@ -352,9 +348,9 @@ impl Config {
     fn generate_attention(self, specialization: Specialization, arch: Arch) -> Kernel {
         let name = self.kernel_name(specialization);
         match (self, specialization.dtype) {
-            (Self::Scalar(config), DType::F16) => naive::kernel::<F16>(name, config, specialization),
-            (Self::Scalar(config), DType::Bf16) => naive::kernel::<Bf16>(name, config, specialization),
-            (Self::Scalar(config), _) => naive::kernel::<F32>(name, config, specialization),
+            (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
+            (Self::Scalar(config), DType::Bf16) => scalar::kernel::<Bf16>(name, config, specialization),
+            (Self::Scalar(config), _) => scalar::kernel::<F32>(name, config, specialization),
             (Self::Ladder(config), DType::Bf16) => attention::ladder::kernel::<Bf16x2>(name, config, specialization),
             (Self::Ladder(config), _) => attention::ladder::kernel::<F16x2>(name, config, specialization),
             (Self::Ampere(config @ AmpereConfig { tf32: Some(_), .. }), _) => {

@@ -5,14 +5,14 @@
 //! kernel far from the defaults keeps all rules.
 
 mod search;
-pub(crate) mod sm80;
-pub(crate) mod sm90;
 
 use flashcore_ir::target::{ADA_FP8, ADA_FP8_MMA};
 use flashcore_problem::{DType, Problem};
 
+use crate::attention::sm80::heuristics as sm80;
+use crate::attention::sm90::heuristics as sm90;
 use crate::config::Config;
-use crate::launch_plan::Target;
+use crate::target::Target;
 
 pub use search::{search_space, starting_points};
 

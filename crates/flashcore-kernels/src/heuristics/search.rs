@@ -2,10 +2,13 @@
 
 use flashcore_problem::{DType, Problem};
 
-use super::{select, sm80, sm90};
+use super::select;
+use crate::attention::sm80::heuristics as sm80;
+use crate::attention::sm90::heuristics as sm90;
 use crate::config::{AmpereConfig, Config, HopperConfig, QueryPlace, ScalarConfig, WarpScheduler};
-use crate::launch_plan::{LaunchPlan, Target};
+use crate::launch_plan::LaunchPlan;
 use crate::primitives::Rescale;
+use crate::target::Target;
 
 /// Keys of a tile that are worth trying.
 const TILE_N: [u32; 6] = [16, 32, 48, 64, 96, 128];

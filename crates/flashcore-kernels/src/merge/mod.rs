@@ -12,9 +12,9 @@ use flashcore_ir::types::{F32, Pred, U32, U64};
 use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
 
-use crate::launch_plan::Target;
 use crate::primitives::{LANES, VectorBits, VectorType, used_strides, vector_elements};
 use crate::spec::KernelKey;
+use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel};
 
 /// Threads of a CTA.

@@ -4,7 +4,7 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, Pred, U16, U32, U64};
 use flashcore_ir::{Builder, GlobalAddress, Reg};
 use flashcore_problem::DType;
 
-use crate::attention::naive::MemoryElement;
+use crate::attention::scalar::MemoryElement;
 use crate::cache::quantize::codes;
 use crate::element::Element;
 use crate::specialization::MAX_VEC_BYTES;

@@ -58,7 +58,7 @@ const TABLE: &[(&str, &[Count])] = &[
     ("merge::MOST_UNROLLED", &[Count::Parts]),
     ("merge::PARTS_AT_ONCE", &[Count::Parts]),
     ("primitives::LANES", &[Count::Splits, Count::Chunks, Count::Sequences, Count::NewSequences]),
-    ("sm80::MAX_SPLITS", &[Count::Splits]),
+    ("config::MAX_SPLITS", &[Count::Splits]),
 ];
 
 /// Every constant with its value.
@@ -304,9 +304,9 @@ mod tests {
         ("specialization::MAX_VEC_BYTES", "bytes"),
         ("unsupported::MOST_GRID_ROWS", "more is refused"),
         ("unsupported::MOST_TILES", "more is refused"),
-        ("ladder::MOST_OPERAND_REGISTERS", "registers"),
+        ("config::MOST_OPERAND_REGISTERS", "registers"),
         ("ladder::WORDS_AT_ONCE", "compiled in"),
-        ("sm80::MANY_OUTPUT_REGISTERS", "registers"),
+        ("config::MANY_OUTPUT_REGISTERS", "registers"),
         ("fused::MOST_OPERAND_REGISTERS", "registers"),
         ("mma_fp8::MOST_UNORDERED_REGISTERS", "registers"),
         ("scales::LEAST_EXPONENT", "bits of a number"),

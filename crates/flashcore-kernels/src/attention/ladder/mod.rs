@@ -1,10 +1,11 @@
-//! Ladder kernel: the steps between the naive and the fast kernels, with Q, K, V and the scores in shared memory.
+//! Ladder kernel: the steps between the scalar and the fast kernels, with Q, K, V and the scores in shared memory.
 //!
 //! A CTA has 64 query rows, 16 for each warp. For each KV block a warp multiplies its rows by the keys and stores the
 //! scores in shared memory; two lanes for each row turn them into weights there, and store the row scale of the output;
 //! then the warp multiplies the weights by the values. Either product is the lanes' own or that of tensor cores. What the
 //! [`super::sm80`] kernel gains by keeping scores in registers is what this one lacks. `flashcore ladder` measures it.
 
+pub(crate) mod config;
 mod output;
 mod softmax;
 

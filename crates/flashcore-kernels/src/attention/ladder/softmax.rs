@@ -6,7 +6,7 @@ use flashcore_ir::{Builder, Compare, Reg, ShuffleMode};
 use super::{ROWS, Tiles, WORD_BYTES, Warp};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
-use crate::attention::naive::modified_score;
+use crate::attention::scalar::modified_score;
 use crate::config::{LadderConfig, Product};
 use crate::element::Element;
 use crate::primitives::{ExpressionCode, LANES, ScoreTerms, lse_log2, normalize_row};

@@ -17,8 +17,8 @@ use flashcore_problem::Problem;
 use super::TileScheduler;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::config::HopperConfig;
+use crate::grid::packed_rows;
 use crate::specialization::Specialization;
-use crate::unsupported::packed_rows;
 use flashcore_ir::Argument;
 
 /// The planned order of the tiles of a problem.

@@ -12,8 +12,10 @@
 //! tiles a CTA takes, and whether it has all keys or a split of them (`split_kv`).
 
 mod append;
+pub(crate) mod config;
 pub(crate) mod element;
 pub(crate) mod epilogue;
+pub(crate) mod heuristics;
 pub(crate) mod kv_pipeline;
 mod mainloop;
 pub(crate) mod scales;

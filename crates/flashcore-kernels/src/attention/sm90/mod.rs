@@ -27,12 +27,15 @@
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, waits for it as
 //! late as possible, and then lets the next one start.
 
+pub(crate) mod config;
 mod consumer;
 mod epilogue;
 mod fp8;
+pub(crate) mod heuristics;
 mod kv_split;
 mod mainloop;
 mod producer;
+pub(crate) mod tensor_maps;
 mod transposer;
 mod value_padding;
 mod warp_scheduler;

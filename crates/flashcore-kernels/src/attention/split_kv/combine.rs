@@ -8,7 +8,7 @@ use flashcore_ir::types::{F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, SpecialRegister};
 
 use super::partial::PartialRow;
-use crate::attention::naive::MemoryElement;
+use crate::attention::scalar::MemoryElement;
 use crate::attention::scheduler::chunks::{ChunkParameters, SequenceChunks};
 use crate::attention::{TileContext, TileSource};
 use crate::parameters::{Parameters, SplitParameters};

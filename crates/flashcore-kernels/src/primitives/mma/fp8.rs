@@ -17,8 +17,8 @@ use flashcore_problem::DType;
 
 use super::fragment::Accumulator;
 use crate::element::Element;
-use crate::launch_plan::Target;
 use crate::primitives::{MMA_N, TileAddresses};
+use crate::target::Target;
 
 /// Depth of a product.
 const DEPTH: u32 = 16;

@@ -14,10 +14,11 @@ use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
 use crate::config::{Config, HopperConfig, WarpScheduler};
-use crate::launch_plan::Target;
+use crate::grid::packed_rows;
 use crate::primitives::Rescale;
 use crate::specialization::Specialization;
-use crate::unsupported::{can_pack_gqa, packed_rows, takes};
+use crate::target::Target;
+use crate::unsupported::{can_pack_gqa, takes};
 
 const BASE: HopperConfig = HopperConfig::BASE;
 /// Problems with a `mask_mod`, whose block mask the preceding kernel computes.
@@ -125,7 +126,7 @@ const MANY: usize = 4096;
 const MANY_CAUSAL: usize = 8192;
 
 /// The best config for a problem on a GPU, if the kernel takes it.
-pub(super) fn select(problem: &Problem, target: Target) -> Option<HopperConfig> {
+pub(crate) fn select(problem: &Problem, target: Target) -> Option<HopperConfig> {
     let num_sms = target.num_sms as usize;
     let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
     let least_rows = if problem.is_ragged() && !is_long { LEAST_ROWS_OF_SEQUENCES } else { LEAST_ROWS };
@@ -172,7 +173,7 @@ pub(super) fn select(problem: &Problem, target: Target) -> Option<HopperConfig> 
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
-pub(super) fn select_fp8(problem: &Problem, target: Target) -> Option<HopperConfig> {
+pub(crate) fn select_fp8(problem: &Problem, target: Target) -> Option<HopperConfig> {
     let num_sms = target.num_sms as usize;
     let heads = problem.query_heads.saturating_mul(problem.batch);
     let is_short = problem.query_length.div_ceil(64).saturating_mul(heads) <= num_sms;
@@ -235,7 +236,7 @@ fn chunked(problem: &Problem, keys: usize, target: Target) -> Option<HopperConfi
 }
 
 /// The config for a few rows of several heads that fill a tile together, over many keys.
-pub(super) fn select_packed(problem: &Problem, target: Target) -> Option<HopperConfig> {
+pub(crate) fn select_packed(problem: &Problem, target: Target) -> Option<HopperConfig> {
     let is_long = problem.key_length >= LEAST_KEYS_OF_CHUNKS;
     let is_few = problem.query_length < LEAST_ROWS && packed_rows(problem) >= LEAST_ROWS;
     let can_pack = can_pack_gqa(Specialization::of(problem));

@@ -2,11 +2,11 @@
 
 use flashcore_ir::Arch;
 
-use super::Flaw;
 use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
+use crate::config::Flaw;
 use crate::element::ElementLayout;
 use crate::primitives::{Exponential, LANES, MMA_N, Rescale, SwizzledTile};
 use crate::specialization::Specialization;

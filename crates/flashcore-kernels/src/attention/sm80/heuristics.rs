@@ -14,9 +14,9 @@ use flashcore_problem::{DType, Problem};
 
 use crate::config::{AmpereConfig, Config, QueryPlace};
 use crate::element::ElementLayout;
-use crate::launch_plan::Target;
 use crate::primitives::{Rescale, SharedTile, Tf32Products};
 use crate::specialization::Specialization;
+use crate::target::Target;
 use crate::unsupported::{can_pack_gqa, takes};
 
 const BASE: AmpereConfig = AmpereConfig::BASE;
@@ -159,7 +159,7 @@ const ROOMY_SHARED_BYTES: u32 = 160 * 1024;
 const ROOMIEST_SHARED_BYTES: u32 = 192 * 1024;
 
 /// The best config for a problem on a GPU.
-pub(super) fn select(problem: &Problem, Target { arch, num_sms, .. }: Target) -> AmpereConfig {
+pub(crate) fn select(problem: &Problem, Target { arch, num_sms, .. }: Target) -> AmpereConfig {
     let columns = problem.head_dim.max(problem.value_dim);
     let is_roomy = has_room(arch);
     let ctas = |config: AmpereConfig| {
@@ -202,7 +202,7 @@ const fn has_room(arch: Arch) -> bool {
 
 /// The config for decode: few rows over many keys, where the GPU would otherwise have little to do or read keys more often
 /// than it must.
-pub(super) fn select_decode(problem: &Problem, target: Target) -> Option<AmpereConfig> {
+pub(crate) fn select_decode(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let Target { arch, num_sms, .. } = target;
     if problem.query_length > MOST_FEW_ROWS || problem.key_length < MIN_KEYS || problem.mask_mod.is_some() {
         return None;
@@ -258,7 +258,7 @@ fn merged_in_cluster(problem: &Problem, config: AmpereConfig, tiles: usize, targ
 }
 
 /// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
-pub(super) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConfig> {
+pub(crate) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let candidates: &[_] = match problem.head_dim.max(problem.value_dim) {
         ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
         _ => &[F32_TALL, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
@@ -280,7 +280,7 @@ fn first_f32(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> 
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
-pub(super) fn select_fp8(problem: &Problem, target: Target) -> Option<AmpereConfig> {
+pub(crate) fn select_fp8(problem: &Problem, target: Target) -> Option<AmpereConfig> {
     let columns = problem.head_dim.max(problem.value_dim);
     let tiles = problem.query_length.div_ceil(FP8_TINY.tile_m() as usize);
     // With no more CTAs than SMs, half as many rows for each cost nothing.

@@ -1,4 +1,4 @@
-//! Naive kernel: one thread a row, the readable baseline, and the kernel for `f32`, whose accuracy tensor cores lack.
+//! Scalar kernel: one thread a row, the readable baseline, and the kernel for `f32`, whose accuracy tensor cores lack.
 //!
 //! Each thread walks over the keys its row attends, one at a time, with the online softmax in three registers and a
 //! block of the output's columns in as many as there are. More columns are more walks. The query is read again for every
@@ -8,8 +8,8 @@ use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 use flashcore_problem::Operand;
 
-use super::TileContext;
-use super::kv_source::KvSource;
+use crate::attention::TileContext;
+use crate::attention::kv_source::KvSource;
 use crate::config::ScalarConfig;
 use crate::primitives::{ExpressionCode, GlobalRows, ScoreTerms, lse_exact, normalize_row};
 use crate::specialization::Specialization;

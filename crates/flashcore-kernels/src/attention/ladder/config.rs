@@ -1,7 +1,7 @@
 //! Choices of the ladder's kernel: the steps from the scalar kernel to the Ampere kernel, one choice at a time.
 
-use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
+use crate::config::Flaw;
 use crate::primitives::{LANES, MMA_M, SharedLayout};
 use crate::specialization::MAX_VEC_BYTES;
 

@@ -3,8 +3,8 @@
 use flashcore_ir::Arch;
 use flashcore_problem::Operand;
 
-use super::Flaw;
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
+use crate::config::Flaw;
 use crate::element::ElementLayout;
 use crate::primitives::{Accumulation, Exponential, Fp8Widening, LANES, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
