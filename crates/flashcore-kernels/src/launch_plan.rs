@@ -10,13 +10,14 @@ use crate::attention::block_mask::BlockMaskShape;
 use crate::attention::scheduler::dynamic::COUNTER_BYTES;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::attention::sm90::tensor_maps::tensor_maps;
-use crate::attention::split_kv::combine;
+use crate::attention::split_kv::combine::{self, CombineSpec};
 use crate::attention::split_kv::partial::workspace_bytes;
+use crate::bindings::{LaunchValues, Place, Word};
 use crate::cache::{FUSED_WORDS, FusedAppend, fused};
 use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
 use crate::grid::GridShape;
-use crate::parameters::{Extra, LAUNCH_BLOCKS, LaunchValues, SCALE_WORDS, arguments, expression_constants};
-use crate::spec::{KernelSpec, Stage};
+use crate::parameters::{Extra, arguments, expression_constants, launch_words, scale_words};
+use crate::spec::{KernelKey, KernelSpec, Stage};
 use crate::specialization::Specialization;
 use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel, reasons};
@@ -30,55 +31,67 @@ pub struct LaunchPlan {
     pub launches: Vec<KernelLaunch>,
     /// Bytes of memory that the kernels use among themselves.
     pub workspace_bytes: u64,
-    /// Offset of the block mask in that memory.
-    block_mask_offset: u64,
-    problem: Problem,
 }
 
 /// One kernel of a plan.
 #[derive(Debug, Clone)]
 pub struct KernelLaunch {
     /// The kernel.
-    pub spec: KernelSpec,
+    pub key: KernelKey,
     /// CTAs in x, y and z.
     pub grid: [u32; 3],
-    /// The arguments; those of [`LAUNCH_BLOCKS`] and the addresses in tensor maps are 0.
-    arguments: Vec<Argument>,
-    /// The operands whose tensor maps are among the arguments, with the index of each.
-    tensor_maps: Vec<(usize, Operand)>,
-    /// The scales whose words are among the arguments, with the index of the first word of each.
-    scale_words: Vec<(usize, Operand)>,
-    /// The first of the words of an append inside of the launch, where the kernel has those.
-    append_words: Option<usize>,
+    /// Memory that L2 is asked to keep, and its bytes.
+    pub kept_in_l2: Option<(Place, usize)>,
+    /// The arguments; those that a launch brings are 0.
+    template: Vec<Argument>,
+    /// The words that a launch brings, by the index of the argument.
+    words: Vec<(usize, Word)>,
+    /// The tensor maps whose addresses a launch brings, by the index of the argument.
+    tensor_maps: Vec<(usize, Place)>,
     /// A kernel in the place of the generated one, which takes the same parameters.
     replaced: Option<Arc<VerifiedKernel>>,
 }
 
 impl KernelLaunch {
-    /// The launch of a kernel with the arguments that it has besides those of scales, which follow.
-    fn new(spec: KernelSpec, grid: [u32; 3], mut arguments: Vec<Argument>) -> Self {
-        let mut scale_words = Vec::new();
-        for scale in spec.specialization.scales() {
-            scale_words.push((arguments.len(), scale));
-            arguments.extend([Argument::U64(0); SCALE_WORDS]);
+    /// The launch of a kernel without parameters.
+    pub(crate) const fn new(key: KernelKey, grid: [u32; 3]) -> Self {
+        Self {
+            key,
+            grid,
+            kept_in_l2: None,
+            template: Vec::new(),
+            words: Vec::new(),
+            tensor_maps: Vec::new(),
+            replaced: None,
         }
-        Self { spec, grid, arguments, tensor_maps: Vec::new(), scale_words, append_words: None, replaced: None }
     }
 
-    /// Adds the arguments of an append inside of the launch, where there are any.
-    fn extend_with_append(&mut self, arguments: &[Argument]) {
-        self.append_words = (!arguments.is_empty()).then_some(self.arguments.len());
-        self.arguments.extend_from_slice(arguments);
+    /// Adds arguments that the plan knows.
+    pub(crate) fn extend(&mut self, arguments: impl IntoIterator<Item = Argument>) {
+        self.template.extend(arguments);
     }
 
-    /// The kernel, generated now or a moment ago.
+    /// Adds words that a launch brings.
+    pub(crate) fn extend_with_words(&mut self, words: impl IntoIterator<Item = Word>) {
+        for word in words {
+            self.words.push((self.template.len(), word));
+            self.template.push(Argument::U64(0));
+        }
+    }
+
+    /// The kernel, generated on a miss of the cache.
     ///
     /// # Panics
     ///
     /// Never for a launch of a plan: [`LaunchPlan::new`] refuses kernels that break a rule.
     pub fn kernel(&self) -> Arc<VerifiedKernel> {
-        let generated = || self.spec.kernel().expect("the plan has checked the kernel");
+        let generated = || self.key.kernel().expect("the plan has checked the kernel");
         self.replaced.clone().unwrap_or_else(generated)
+    }
+
+    /// The step that the kernel takes.
+    pub const fn stage(&self) -> Stage {
+        self.key.spec.stage()
     }
 
     /// True if the launch may overlap with the one before it (PDL), which the generated kernel waits for. A kernel in its
@@ -88,47 +101,33 @@ impl KernelLaunch {
     ///
     /// Never for a launch of a plan, like [`kernel`](Self::kernel).
     pub fn overlaps_previous(&self) -> bool {
-        self.spec.kernel().expect("the plan has checked the kernel").waits_for_previous()
+        self.key.kernel().expect("the plan has checked the kernel").waits_for_previous()
     }
 
-    /// The arguments with nothing of a launch in them: those of [`LAUNCH_BLOCKS`] and the addresses in tensor maps are 0.
+    /// The arguments of no launch: [`words`](Self::words) and the addresses of [`tensor_maps`](Self::tensor_maps) are 0.
     pub fn template(&self) -> &[Argument] {
-        &self.arguments
+        &self.template
     }
 
-    /// The operands whose tensor maps are among the arguments, with the index of each.
-    pub fn tensor_maps(&self) -> &[(usize, Operand)] {
+    /// The words that a launch brings, by the index of the argument.
+    pub fn words(&self) -> &[(usize, Word)] {
+        &self.words
+    }
+
+    /// The places whose tensor maps are among the arguments, by the index of the argument.
+    pub fn tensor_maps(&self) -> &[(usize, Place)] {
         &self.tensor_maps
     }
 
-    /// The scales whose words are among the arguments ([`LaunchValues::scale_words`]), with the index of the first word of
-    /// each.
-    pub fn scale_words(&self) -> &[(usize, Operand)] {
-        &self.scale_words
-    }
-
-    /// The first of the words of an append inside of the launch, where the kernel has those
-    /// ([`FusedValues::words`](crate::cache::FusedValues::words)).
-    pub const fn append_words(&self) -> Option<usize> {
-        self.append_words
-    }
-
     /// All arguments of one launch.
-    fn arguments(&self, values: &LaunchValues, block_mask_offset: u64) -> Vec<Argument> {
-        let mut arguments = self.arguments.clone();
-        let words = values.words(block_mask_offset).map(Argument::U64);
-        for (first, block) in LAUNCH_BLOCKS {
-            arguments[first..][..block.len()].copy_from_slice(&words[block]);
+    pub fn arguments(&self, values: &LaunchValues) -> Vec<Argument> {
+        let mut arguments = self.template.clone();
+        for &(index, word) in &self.words {
+            arguments[index] = Argument::U64(values.word(word));
         }
-        for &(first, scale) in &self.scale_words {
-            arguments[first..][..SCALE_WORDS].copy_from_slice(&values.scale_words(scale).map(Argument::U64));
-        }
-        if let Some(first) = self.append_words {
-            arguments[first..][..FUSED_WORDS].copy_from_slice(&values.append.words().map(Argument::U64));
-        }
-        for &(index, operand) in &self.tensor_maps {
+        for &(index, place) in &self.tensor_maps {
             if let Argument::TensorMap(map) = &mut arguments[index] {
-                map.base = values.address(operand);
+                map.base = values.place(place);
             }
         }
         arguments
@@ -176,32 +175,50 @@ impl LaunchPlan {
         let specialization = Specialization { append, ..config.specialization(problem) };
         let GridShape { grid, extra } = GridShape::new(problem, config);
         let block_mask = BlockMaskShape::of(problem, config);
-        let block_mask_offset = match extra {
-            Extra::Splits { num_splits, rows } | Extra::Chunks { max_chunks: num_splits, rows, .. } => {
-                workspace_bytes(num_splits.into(), rows, problem.value_dim as u64).next_multiple_of(16)
-            }
-            Extra::Nothing | Extra::Tiles { .. } => 0,
+        let (partials, rows) = match extra {
+            Extra::Splits { num_splits, rows } => (num_splits, rows),
+            Extra::Chunks { max_chunks, rows, .. } if max_chunks > 1 => (max_chunks, rows),
+            Extra::Chunks { .. } | Extra::Nothing | Extra::Tiles { .. } => (0, 0),
         };
-        let block_mask_offset =
-            if matches!(extra, Extra::Chunks { max_chunks: 1, .. }) { 0 } else { block_mask_offset };
+        let block_mask_offset = workspace_bytes(partials.into(), rows, problem.value_dim as u64).next_multiple_of(16);
         let plain = arguments(problem, block_mask);
-        let common: Vec<_> = plain.iter().copied().chain(expression_constants(problem)).collect();
-        let spec = |stage| KernelSpec::new(stage, config, specialization, arch);
+        // The arguments of every kernel of attention, with the constants of its expressions and its scales.
+        let launch = |spec: KernelSpec, grid: [u32; 3]| {
+            let mut launch = KernelLaunch::new(KernelKey { spec, arch }, grid);
+            launch.extend(plain.iter().copied());
+            launch.words.extend(launch_words(block_mask_offset));
+            if let KernelSpec::Attention(_, specialization) | KernelSpec::BlockMask(_, specialization) = spec {
+                launch.extend(expression_constants(problem));
+                launch.extend_with_words(specialization.scales().flat_map(scale_words));
+            }
+            launch
+        };
+        let extend_with_append = |launch: &mut KernelLaunch| {
+            if let Some(values) = append_arguments.get(FUSED_WORDS..) {
+                launch.extend_with_words((0..FUSED_WORDS).map(Word::Append));
+                launch.extend(values.iter().copied());
+            }
+        };
         let mut launches = Vec::new();
-        if let Some(shape) = block_mask.filter(|_| config.precomputes_block_mask(specialization)) {
-            launches.push(KernelLaunch::new(spec(Stage::BlockMask), shape.grid(), common.clone()));
+        if let (Some(shape), Some(tiles)) = (block_mask, config.block_mask_tiles(specialization)) {
+            launches.push(launch(KernelSpec::BlockMask(tiles, specialization), shape.grid()));
         }
         let dynamic = matches!(config, Config::Hopper(HopperConfig { dynamic: true, .. }));
-        if dynamic {
-            launches.push(KernelLaunch::new(spec(Stage::ResetCounter), [1, 1, 1], plain.clone()));
+        if let Config::Hopper(HopperConfig { dynamic: true, pdl, .. }) = config {
+            launches.push(launch(KernelSpec::ResetCounter { pdl }, [1, 1, 1]));
         }
-        let mut attention = KernelLaunch::new(spec(Stage::Attention), grid, common);
-        attention.extend_with_append(&append_arguments);
-        attention.arguments.extend(extra.arguments());
+        let mut attention = launch(KernelSpec::Attention(config.compiled(), specialization), grid);
+        extend_with_append(&mut attention);
+        attention.extend(extra.arguments());
+        if let Config::Ampere(AmpereConfig { l2: L2Window::Key, .. }) = config {
+            let extent = problem.strides().key.extent(problem.key_shape()).unwrap_or(0);
+            let bytes = extent.saturating_mul(Operand::Key.element_bytes(problem));
+            attention.kept_in_l2 = Some((Operand::Key.into(), bytes));
+        }
         if let Config::Hopper(hopper) = config {
             for (operand, map) in tensor_maps(problem, hopper) {
-                attention.tensor_maps.push((attention.arguments.len(), operand));
-                attention.arguments.push(Argument::TensorMap(map));
+                attention.tensor_maps.push((attention.template.len(), operand.into()));
+                attention.extend([Argument::TensorMap(map)]);
             }
             let mut order = LptOrder::of(problem, hopper);
             if hopper.persistent {
@@ -214,32 +231,27 @@ impl LaunchPlan {
                 order = order.for_ctas(problem, hopper, ctas);
                 attention.grid = [ctas, 1, 1];
             }
-            attention.arguments.extend(order.arguments());
+            attention.extend(order.arguments());
         }
-        let has_partials = match extra {
-            Extra::Splits { .. } => true,
-            Extra::Chunks { max_chunks, .. } => max_chunks > 1,
-            Extra::Nothing | Extra::Tiles { .. } => false,
-        };
-        let combine = has_partials.then(|| {
+        launches.push(attention);
+        if partials > 0 {
             let tiles = problem.query_length.div_ceil(combine::ROWS as usize) as u32;
             let grid = [tiles, problem.query_heads as u32, problem.batch as u32];
-            let mut combine = KernelLaunch::new(spec(Stage::Combine), grid, plain);
-            if combine.spec.specialization.append.is_some() {
-                combine.extend_with_append(&append_arguments);
+            let spec = CombineSpec::of(config, specialization);
+            let mut combine = launch(KernelSpec::Combine(spec), grid);
+            if spec.specialization.append.is_some() {
+                extend_with_append(&mut combine);
             }
-            combine.arguments.extend(extra.arguments());
-            combine
-        });
-        launches.push(attention);
-        launches.extend(combine);
+            combine.extend(extra.arguments());
+            launches.push(combine);
+        }
         for launch in &launches {
-            check_kernel(launch.spec, target)?;
+            check_kernel(launch.key, target)?;
         }
         // Sequences have neither splits nor a block mask beside the counter.
         let counter = if dynamic { COUNTER_BYTES } else { 0 };
         let workspace_bytes = (block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes)).max(counter);
-        Ok(Self { config, launches, workspace_bytes, block_mask_offset, problem: problem.clone() })
+        Ok(Self { config, launches, workspace_bytes })
     }
 
     /// The launch of the attention kernel itself.
@@ -253,26 +265,7 @@ impl LaunchPlan {
 
     /// The launch of a stage, where the plan has one.
     pub fn launch(&self, stage: Stage) -> Option<&KernelLaunch> {
-        self.launches.iter().find(|launch| launch.spec.stage == stage)
-    }
-
-    /// Offset of the block mask in the workspace.
-    pub const fn block_mask_offset(&self) -> u64 {
-        self.block_mask_offset
-    }
-
-    /// All arguments of a launch of this plan.
-    pub fn arguments(&self, launch: &KernelLaunch, values: &LaunchValues) -> Vec<Argument> {
-        launch.arguments(values, self.block_mask_offset)
-    }
-
-    /// Bytes that the key reaches over, if L2 is to keep it.
-    pub fn l2_key_bytes(&self) -> Option<usize> {
-        if !matches!(self.config, Config::Ampere(AmpereConfig { l2: L2Window::Key, .. })) {
-            return None;
-        }
-        let extent = self.problem.strides().key.extent(self.problem.key_shape());
-        Some(extent.unwrap_or(0).saturating_mul(Operand::Key.element_bytes(&self.problem)))
+        self.launches.iter().find(|launch| launch.stage() == stage)
     }
 
     /// The plan with another kernel for a stage, which takes the same parameters. For tools that transform kernels.
@@ -280,7 +273,7 @@ impl LaunchPlan {
     pub fn with_kernel(&self, stage: Stage, kernel: VerifiedKernel) -> Self {
         let kernel = Arc::new(kernel);
         let mut plan = self.clone();
-        for launch in plan.launches.iter_mut().filter(|launch| launch.spec.stage == stage) {
+        for launch in plan.launches.iter_mut().filter(|launch| launch.stage() == stage) {
             launch.replaced = Some(kernel.clone());
         }
         plan
@@ -291,7 +284,7 @@ impl LaunchPlan {
     #[must_use]
     pub fn with_grids_of(mut self, other: &Self) -> Self {
         for launch in &mut self.launches {
-            launch.grid = other.launch(launch.spec.stage).map_or(launch.grid, |other| other.grid);
+            launch.grid = other.launch(launch.stage()).map_or(launch.grid, |other| other.grid);
         }
         self
     }

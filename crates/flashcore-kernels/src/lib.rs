@@ -26,6 +26,7 @@ mod operation_parameters;
 
 mod accuracy;
 pub mod attention;
+mod bindings;
 pub mod cache;
 pub mod config;
 mod element;
@@ -42,6 +43,7 @@ mod target;
 mod unsupported;
 
 pub use accuracy::{Accuracy, reference_error};
+pub use bindings::{LaunchValues, Place, Word};
 pub use config::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, UnknownConfig,
     WarpScheduler,
@@ -50,7 +52,7 @@ pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan};
 #[doc(hidden)]
 pub use limits::LIMITS;
-pub use parameters::{LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchValues, Parameters, SCALE_WORDS, ScaleParameters};
+pub use parameters::{Parameters, ScaleParameters};
 pub use primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 pub use spec::{KernelKey, KernelSpec, Stage};
 pub use specialization::Specialization;

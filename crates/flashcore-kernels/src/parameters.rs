@@ -10,10 +10,11 @@ use core::f32::consts::LOG2_E;
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Argument, Builder, Reg};
 use flashcore_problem::expression::{Constants, Expression, Kind};
-use flashcore_problem::{BiasStrides, CallStrides, Operand, Problem, Strides, operands};
+use flashcore_problem::{Operand, Problem, Strides, operands};
 
 use crate::attention::block_mask::BlockMaskShape;
-use crate::cache::{FusedParameters, FusedValues};
+use crate::bindings::{Place, Word};
+use crate::cache::FusedParameters;
 use crate::primitives::BoundExpression;
 use crate::specialization::Specialization;
 use crate::unsupported::LONGEST;
@@ -62,7 +63,7 @@ macro_rules! parameters {
         }
 
         /// The number of parameters that change from launch to launch.
-        pub const LAUNCH_PARAMETERS: usize = FIRST + [$(stringify!($last),)* $(stringify!($launch),)*].len();
+        const LAUNCH_PARAMETERS: usize = FIRST + [$(stringify!($last),)* $(stringify!($launch),)*].len();
         /// The number of those in the first block.
         const FIRST: usize = [$(stringify!($first),)*].len();
         /// Parameters that follow from problem and plan, between the two blocks.
@@ -198,7 +199,7 @@ impl Parameters {
 }
 
 /// Number of words of one scale: its address and its strides.
-pub const SCALE_WORDS: usize = 6;
+pub(crate) const SCALE_WORDS: usize = 6;
 
 /// Parameters of a scale of an 8-bit tensor, in kernels of problems that have it: they change from launch to launch.
 #[derive(Debug, Clone, Copy)]
@@ -298,67 +299,21 @@ impl Extra {
     }
 }
 
-/// The values that change from launch to launch: device addresses, and the strides of the bias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaunchValues {
-    /// The address of each operand; any number where the problem has none. Those of scales, which are last, are
-    /// parameters of kernels of problems that have them.
-    pub operands: [u64; Operand::COUNT],
-    /// Strides of bias and scales in elements.
-    pub strides: CallStrides,
-    /// The address of [`LaunchPlan::workspace_bytes`](crate::LaunchPlan::workspace_bytes) bytes; any number when they
-    /// are none.
-    pub workspace: u64,
-    /// The addresses of an append inside of the launch.
-    pub append: FusedValues,
+/// The words that every kernel of attention takes from a launch, by the index of the parameter.
+pub(crate) fn launch_words(block_mask_offset: u64) -> impl Iterator<Item = (usize, Word)> {
+    let [workspace, block_mask] = [0, block_mask_offset].map(|offset| Word::Address(Place::in_workspace(offset)));
+    let operands = Operand::ALL[..Operand::PARAMETERS].iter().map(|&operand| Word::Address(operand.into()));
+    let words = operands.chain([workspace, block_mask]).chain((0..4).map(Word::BiasStride));
+    words.enumerate().map(|(index, word)| (if index < FIRST { index } else { index + BETWEEN }, word))
 }
 
-impl LaunchValues {
-    /// No operand anywhere.
-    pub const NONE: Self =
-        Self { operands: [0; Operand::COUNT], strides: CallStrides::NONE, workspace: 0, append: FusedValues::NONE };
-
-    /// The address of an operand.
-    pub const fn address(&self, operand: Operand) -> u64 {
-        self.operands[operand as usize]
-    }
-
-    /// Sets the address of an operand.
-    pub const fn set(&mut self, operand: Operand, address: u64) {
-        self.operands[operand as usize] = address;
-    }
-
-    /// The values in the order of the parameters, as words for [`LAUNCH_BLOCKS`]; the block mask begins so many bytes into
-    /// the workspace.
-    pub fn words(&self, block_mask_offset: u64) -> [u64; LAUNCH_PARAMETERS] {
-        let BiasStrides { batch, head, row, key } = self.strides.bias;
-        let mut words = [0; LAUNCH_PARAMETERS];
-        let (operands, others) = words.split_at_mut(Operand::PARAMETERS);
-        operands.copy_from_slice(&self.operands[..Operand::PARAMETERS]);
-        let block_mask = self.workspace.wrapping_add(block_mask_offset);
-        others.copy_from_slice(&[self.workspace, block_mask, bytes(batch), bytes(head), bytes(row), bytes(key)]);
-        words
-    }
-
-    /// The words of a scale, in the order of [`ScaleParameters`]; zeros for an operand that is none.
-    pub fn scale_words(&self, scale: Operand) -> [u64; SCALE_WORDS] {
-        let Some(index) = scale.scale_index() else { return [0; SCALE_WORDS] };
-        let mut words = [self.address(scale); SCALE_WORDS];
-        for (word, stride) in words[1..].iter_mut().zip(self.strides.scales[index].to_array()) {
-            *word = bytes(stride);
-        }
-        words
-    }
+/// The words of a scale, in the order of [`ScaleParameters`].
+pub(crate) fn scale_words(scale: Operand) -> [Word; SCALE_WORDS] {
+    core::array::from_fn(|index| match index {
+        0 => Word::Address(scale.into()),
+        _ => Word::ScaleStride(scale, index - 1),
+    })
 }
-
-/// Bytes of a stride of bias or scales.
-const fn bytes(stride: usize) -> u64 {
-    stride as u64 * size_of::<f32>() as u64
-}
-
-/// The blocks of parameters that change from launch to launch: the index of the first, and its words.
-pub const LAUNCH_BLOCKS: [(usize, core::ops::Range<usize>); 2] =
-    [(0, 0..FIRST), (FIRST + BETWEEN, FIRST..LAUNCH_PARAMETERS)];
 
 /// A window wider than this is as wide as one that is not there: no sequence is longer.
 const WIDEST_WINDOW: usize = LONGEST;

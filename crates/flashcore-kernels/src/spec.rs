@@ -1,60 +1,60 @@
-//! Kernel specification: everything that the text of a kernel depends on, and the key of every kernel cache.
+//! Keys of kernels: everything that the text of a kernel depends on, and the key of every kernel cache.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use flashcore_ir::{Arch, VerifiedKernel, VerifyError};
+use flashcore_ir::{Arch, Kernel, VerifiedKernel, VerifyError};
 
+use crate::attention::block_mask::{self, BlockMaskTiles};
+use crate::attention::scheduler::dynamic;
+use crate::attention::split_kv::combine::CombineSpec;
 use crate::cache::AppendSpec;
-use crate::config::{AmpereConfig, Config, HopperConfig};
+use crate::config::Config;
 use crate::merge::MergeSpec;
 use crate::specialization::Specialization;
-use flashcore_problem::DType;
 
-/// The key of generated and loaded kernels: everything that the text of a kernel depends on, for each operation.
+/// The key of generated and loaded kernels: everything that the text of a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KernelKey {
-    /// A kernel of attention.
-    Attention(KernelSpec),
-    /// Append to a KV cache.
-    Append(AppendSpec, Arch),
-    /// Merge of partial results.
-    Merge(MergeSpec, Arch),
-}
-
-impl From<KernelSpec> for KernelKey {
-    fn from(spec: KernelSpec) -> Self {
-        Self::Attention(spec)
-    }
-}
-
-/// Everything that the text of a kernel of attention depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KernelSpec {
-    /// The kernel of a plan.
-    pub stage: Stage,
-    /// The config, without what is not compiled in.
-    pub config: Config,
-    /// The specialization, without what the stage does not look at.
-    pub specialization: Specialization,
+pub struct KernelKey {
+    /// The kernel.
+    pub spec: KernelSpec,
     /// The architecture.
     pub arch: Arch,
 }
 
-/// Kernels of a plan, in the order in which they are launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
-    /// Sets the counter that a dynamic scheduler takes tiles from to zero.
-    ResetCounter,
-    /// Block-mask precompute: classifies blocks of the score matrix as empty, partial or full before attention.
-    BlockMask,
+/// A kernel, and what is compiled into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelSpec {
     /// Attention.
-    Attention,
+    Attention(Config, Specialization),
+    /// Block-mask precompute: classifies blocks of the score matrix as empty, partial or full before attention.
+    BlockMask(BlockMaskTiles, Specialization),
     /// Combines the partial results of split-KV.
-    Combine,
+    Combine(CombineSpec),
+    /// Sets the counter that a dynamic scheduler takes tiles from to zero.
+    ResetCounter {
+        /// True if the kernel waits for the one before it (PDL).
+        pdl: bool,
+    },
+    /// Append to a KV cache.
+    Append(AppendSpec),
+    /// Merge of partial results.
+    Merge(MergeSpec),
 }
 
-/// Generated kernels that are kept for whoever asks for them next: those of a plan that is loaded just after.
+/// The step of an operation that a kernel takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "each is a variant of KernelSpec")]
+pub enum Stage {
+    ResetCounter,
+    BlockMask,
+    Attention,
+    Combine,
+    Append,
+    Merge,
+}
+
+/// Generated kernels that are kept for the plan that is loaded next.
 const KEPT_KERNELS: usize = 16;
 
 /// The verdict on every kernel that was generated in this process, and the last ones themselves.
@@ -70,40 +70,38 @@ fn generated() -> &'static Mutex<Generated> {
 }
 
 impl KernelSpec {
-    /// The specification, with what does not reach the text of the kernel left out.
-    pub fn new(stage: Stage, config: Config, specialization: Specialization, arch: Arch) -> Self {
-        let (config, specialization) = match stage {
-            Stage::Combine => match config {
-                Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. })
-                | Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
-                    let config = AmpereConfig {
-                        persistent: 1,
-                        chunk_keys: AmpereConfig::BASE.tile_n,
-                        pdl,
-                        ..AmpereConfig::BASE
-                    };
-                    (Config::Ampere(config), specialization.for_chunk_combine())
-                }
-                _ => (Config::scalar(), specialization.for_combine()),
-            },
-            Stage::ResetCounter => {
-                let pdl = matches!(config, Config::Hopper(HopperConfig { pdl: true, .. }));
-                let config = HopperConfig { dynamic: true, pdl, ..HopperConfig::BASE };
-                (Config::Hopper(config), Specialization::new(DType::F16, 64))
-            }
-            Stage::Attention | Stage::BlockMask => (config.compiled(), specialization),
-        };
-        Self { stage, config, specialization, arch }
+    /// The step that the kernel takes.
+    pub const fn stage(self) -> Stage {
+        match self {
+            Self::Attention(..) => Stage::Attention,
+            Self::BlockMask(..) => Stage::BlockMask,
+            Self::Combine(_) => Stage::Combine,
+            Self::ResetCounter { .. } => Stage::ResetCounter,
+            Self::Append(_) => Stage::Append,
+            Self::Merge(_) => Stage::Merge,
+        }
     }
 
-    /// As [`KernelKey::check`].
-    pub fn check(self) -> Result<(u8, u8), Vec<VerifyError>> {
-        KernelKey::from(self).check()
+    /// What a kernel of attention is specialized for.
+    pub const fn specialization(self) -> Option<Specialization> {
+        match self {
+            Self::Attention(_, specialization)
+            | Self::BlockMask(_, specialization)
+            | Self::Combine(CombineSpec { specialization, .. }) => Some(specialization),
+            Self::ResetCounter { .. } | Self::Append(_) | Self::Merge(_) => None,
+        }
     }
 
-    /// The kernel, generated and verified now, or kept from a moment ago.
-    pub fn kernel(self) -> Result<Arc<VerifiedKernel>, Vec<VerifyError>> {
-        KernelKey::from(self).kernel()
+    /// Writes the kernel.
+    fn generate(self, arch: Arch) -> Kernel {
+        match self {
+            Self::Attention(config, specialization) => config.generate(specialization, arch),
+            Self::BlockMask(tiles, specialization) => block_mask::kernel(tiles, specialization),
+            Self::Combine(spec) => spec.generate(),
+            Self::ResetCounter { pdl } => dynamic::reset_kernel(pdl),
+            Self::Append(spec) => spec.generate(),
+            Self::Merge(spec) => spec.generate(),
+        }
     }
 }
 
@@ -118,10 +116,10 @@ impl KernelKey {
     /// The kernel, generated and verified now, or kept from a moment ago.
     pub fn kernel(self) -> Result<Arc<VerifiedKernel>, Vec<VerifyError>> {
         let lock = || generated().lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, kernel)) = lock().kept.iter().find(|(spec, _)| *spec == self) {
+        if let Some((_, kernel)) = lock().kept.iter().find(|(key, _)| *key == self) {
             return Ok(kernel.clone());
         }
-        let kernel = self.generate().map(Arc::new);
+        let kernel = self.spec.generate(self.arch).verify(self.arch).map(Arc::new);
         let mut generated = lock();
         generated.verdicts.insert(self, kernel.as_ref().map(|kernel| kernel.ptx()).map_err(Clone::clone));
         if let Ok(kernel) = &kernel {
@@ -131,15 +129,5 @@ impl KernelKey {
             }
         }
         kernel
-    }
-
-    fn generate(self) -> Result<VerifiedKernel, Vec<VerifyError>> {
-        match self {
-            Self::Attention(KernelSpec { stage, config, specialization, arch }) => {
-                config.generate(stage, specialization, arch).verify(arch)
-            }
-            Self::Append(spec, arch) => spec.generate().verify(arch),
-            Self::Merge(spec, arch) => spec.generate().verify(arch),
-        }
     }
 }

@@ -177,6 +177,11 @@ impl Specialization {
         Self { left: false, right: false, operands, ..self }
     }
 
+    /// The features as the end of a kernel's name.
+    pub(crate) fn suffix(self) -> String {
+        self.features().flat_map(|feature| ["_", feature]).collect()
+    }
+
     /// The specialization of the combine kernel: limits and scores matter no more.
     pub(crate) fn for_combine(self) -> Self {
         let operands = self

@@ -158,8 +158,8 @@ pub(crate) fn takes(problem: &Problem, config: Config, target: Target) -> bool {
 }
 
 /// Ok if a kernel keeps all rules and the driver of a target compiles it. Generates the kernel the first time only.
-pub(crate) fn check_kernel(key: impl Into<KernelKey>, Target { ptx, .. }: Target) -> Result<(), Vec<Reason>> {
-    let needs = key.into().check().map_err(|errors| {
+pub(crate) fn check_kernel(key: KernelKey, Target { ptx, .. }: Target) -> Result<(), Vec<Reason>> {
+    let needs = key.check().map_err(|errors| {
         let mut reasons: Vec<_> = errors.into_iter().map(Reason::Kernel).collect();
         reasons.dedup();
         reasons

@@ -251,9 +251,9 @@ fn each_kernel(visit: &mut impl FnMut(String, &KernelLaunch)) {
     let mut numbers = BTreeMap::new();
     let mut visit_plan = |plan: &LaunchPlan, label: &str| {
         for launch in &plan.launches {
-            match launch.spec.stage {
+            match launch.stage() {
                 Stage::Attention => visit(label.to_owned(), launch),
-                Stage::ResetCounter | Stage::BlockMask | Stage::Combine => visit(BESIDE.to_owned(), launch),
+                _ => visit(BESIDE.to_owned(), launch),
             }
         }
     };
@@ -293,9 +293,9 @@ fn each_kernel(visit: &mut impl FnMut(String, &KernelLaunch)) {
     for (name, problem, config) in growing() {
         let plan = LaunchPlan::with_append(&problem, config, arch(config)).expect("a kernel that appends");
         for launch in &plan.launches {
-            let label = match launch.spec.stage {
+            let label = match launch.stage() {
                 Stage::Attention => format!("append {name}"),
-                Stage::ResetCounter | Stage::BlockMask | Stage::Combine => format!("append {name}, combine"),
+                _ => format!("append {name}, combine"),
             };
             visit(label, launch);
         }
@@ -356,7 +356,7 @@ fn kernels_wait_before_they_touch_memory() {
             let mut touched = Vec::new();
             waits(&kernel.body, false, &mut touched);
             wrong.extend(touched.drain(..).map(|op| format!("{label} ({}): {op}", kernel.name)));
-            overlapping.insert(launch.spec.stage as u8);
+            overlapping.insert(launch.stage() as u8);
             for plant in [drop_waits, trigger_first] {
                 let mut planted = VerifiedKernel::clone(&kernel).into_kernel();
                 plant(&mut planted);

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_kernels::primitives::{Accumulation, Fp8Widening};
-use flashcore_kernels::{Accuracy, AmpereConfig, Config, Specialization, Stage};
+use flashcore_kernels::{Accuracy, AmpereConfig, Config, Specialization};
 use flashcore_problem::{DType, MaskMod, Operand, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
@@ -252,7 +252,7 @@ pub fn fp8_mma_kernels(defaults: bool, arch: Arch) -> Vec<(Config, u32, Kind)> {
 pub fn row(config: Config, head_dim: u32, kind: Kind, arch: Arch) -> Result<Row, ResourcesError> {
     let specialization = kind.specialization_for(config, head_dim);
     let kernel = config
-        .generate(Stage::Attention, specialization, arch)
+        .generate(specialization, arch)
         .verify(arch)
         .map_err(|mut errors| ResourcesError::Verify { config, error: Box::new(errors.swap_remove(0)) })?;
     let resources = assemble(&print(&kernel), arch)?;

@@ -196,12 +196,13 @@ fn launch_all_with_sums(
     for (planned, kernel) in plan.launches.iter().zip(&kernels) {
         // Tensor cores cut sums off: below what 16 bits show, and not below what `f32` does. How early they do of 8 bits
         // nobody has measured here, so that kernels of those are judged by exact sums.
-        let tensor_sum = sums.unwrap_or(match planned.spec.specialization.dtype {
-            DType::F32 => TensorSum::H200,
-            _ => TensorSum::Exact,
-        });
+        let tensor_sum =
+            sums.unwrap_or(match planned.key.spec.specialization().map(|specialization| specialization.dtype) {
+                Some(DType::F32) => TensorSum::H200,
+                _ => TensorSum::Exact,
+            });
         let options = Options { seed, tensor_sum, ..Options::default() };
-        let described = Launch { grid: planned.grid, arguments: plan.arguments(planned, values) };
+        let described = Launch { grid: planned.grid, arguments: planned.arguments(values) };
         counters += stream.launch(kernel, &described, planned.overlaps_previous(), &options)?.counters;
     }
     if overlaps {

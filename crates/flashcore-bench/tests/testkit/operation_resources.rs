@@ -64,7 +64,7 @@ fn fused(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
         let problem = KvCacheProblem::new(attention, 4).with_total_new(Some(300)).with_rotary(rotary);
         let plan = LaunchPlan::with_append(&problem, heuristics::select(&problem.attended(), arch), arch)?;
         for launch in &plan.launches {
-            kernels.push((launch.spec.into(), launch.kernel().register_budget));
+            kernels.push((launch.key, launch.kernel().register_budget));
         }
     }
     Ok(kernels)

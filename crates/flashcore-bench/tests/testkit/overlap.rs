@@ -56,11 +56,12 @@ fn overlapping(plan: &LaunchPlan) -> impl Iterator<Item = &KernelLaunch> {
 
 /// The kernel, as mutants call it, and the sections in which it waits and triggers.
 fn waiting_place(launch: &KernelLaunch) -> (&'static str, BTreeSet<String>) {
-    let name = match launch.spec.stage {
+    let name = match launch.stage() {
         Stage::Attention => "attention",
         Stage::Combine => "combine",
         Stage::ResetCounter => "reset",
         Stage::BlockMask => "block mask",
+        Stage::Append | Stage::Merge => "operation",
     };
     let (kernel, mut sections) = (launch.kernel(), BTreeSet::new());
     kernel.instructions(&mut |instruction| {

@@ -12,7 +12,7 @@ use super::quantize::{self, CachePlace, Quantizers, slot_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, RotarySpec, THREADS};
-use crate::spec::KernelKey;
+use crate::spec::{KernelKey, KernelSpec};
 use crate::target;
 use crate::unsupported::{Reason, check_kernel};
 
@@ -95,7 +95,7 @@ impl AppendPlan {
         }
         slot_reason(problem, target.arch)?;
         let spec = AppendSpec::of(problem);
-        let key = KernelKey::Append(spec, target.arch);
+        let key = KernelKey { spec: KernelSpec::Append(spec), arch: target.arch };
         check_kernel(key, target)?;
         Ok(Self {
             key,

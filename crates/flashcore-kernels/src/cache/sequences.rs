@@ -13,7 +13,7 @@ use super::quantize::{self, CachePlace, Quantizers, sequence_reason};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, SequenceSpec, THREADS};
-use crate::spec::KernelKey;
+use crate::spec::{KernelKey, KernelSpec};
 use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel};
 
@@ -117,7 +117,7 @@ impl SequencePlan {
         }
         sequence_reason(problem, target.arch)?;
         let spec = AppendSpec::of_sequences(problem);
-        let key = KernelKey::Append(spec, target.arch);
+        let key = KernelKey { spec: KernelSpec::Append(spec), arch: target.arch };
         check_kernel(key, target)?;
         Ok(Self { key, template: arguments(problem), grid: [grid(spec, problem), 1, 1] })
     }

@@ -6,16 +6,12 @@ use flashcore_ir::types::{Bf16, Bf16x2, F16, F16x2, F32, Tf32};
 use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
-use crate::attention::block_mask;
 use crate::attention::block_mask::BlockMaskTiles;
-use crate::attention::scheduler::dynamic;
 use crate::attention::sm80::heuristics as sm80;
 use crate::attention::sm90::heuristics as sm90;
-use crate::attention::split_kv::combine;
 use crate::attention::{self, scalar};
 use crate::cache::FusedAppend;
 use crate::primitives::{Accumulation, Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
-use crate::spec::Stage;
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 use crate::target::Target;
 
@@ -274,7 +270,7 @@ impl Config {
             Self::Ampere(config) => config.fits_registers(specialization, arch),
             Self::Hopper(config) => arch == Arch::Sm90a && config.fits_registers(specialization),
         };
-        in_registers && self.generate_attention(specialization, arch).shared_bytes <= arch.shared_bytes_per_cta()
+        in_registers && self.generate(specialization, arch).shared_bytes <= arch.shared_bytes_per_cta()
     }
 
     /// The config with the same text of the attention kernel: what is a run-time parameter is left out.
@@ -330,22 +326,8 @@ impl Config {
         }
     }
 
-    /// True if a kernel computes the block mask of the problem's `mask_mod` before attention.
-    pub(crate) fn precomputes_block_mask(self, specialization: Specialization) -> bool {
-        self.block_mask_tiles(specialization).is_some()
-    }
-
-    /// Writes the kernel of a stage for an architecture. [`KernelSpec`](crate::KernelSpec) decides what can be generated, and keeps it.
-    pub fn generate(self, stage: Stage, specialization: Specialization, arch: Arch) -> Kernel {
-        match stage {
-            Stage::Attention => self.generate_attention(specialization, arch),
-            Stage::Combine => self.generate_combine(specialization),
-            Stage::BlockMask => self.generate_block_mask(specialization),
-            Stage::ResetCounter => self.generate_reset(specialization),
-        }
-    }
-
-    fn generate_attention(self, specialization: Specialization, arch: Arch) -> Kernel {
+    /// Writes the attention kernel for an architecture.
+    pub fn generate(self, specialization: Specialization, arch: Arch) -> Kernel {
         let name = self.kernel_name(specialization);
         match (self, specialization.dtype) {
             (Self::Scalar(config), DType::F16) => scalar::kernel::<F16>(name, config, specialization),
@@ -368,43 +350,6 @@ impl Config {
         }
     }
 
-    /// The kernel that combines the partial results of split-KV.
-    fn generate_combine(self, specialization: Specialization) -> Kernel {
-        let Specialization { dtype, value_dim, .. } = specialization;
-        let (chunks, of) = match self {
-            Self::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. }) => (Some(combine::Chunks { pdl }), "_chunks"),
-            _ => (None, ""),
-        };
-        let new = if specialization.append.is_some_and(|append| append.packed_new) { "_packednew" } else { "" };
-        let name = format!("flashcore_combine{of}_{dtype}_d{value_dim}{}{new}", suffix(specialization));
-        match dtype {
-            DType::Bf16 => combine::kernel::<Bf16>(name, specialization, chunks),
-            DType::F16 => combine::kernel::<F16>(name, specialization, chunks),
-            // Of other types there are no kernels: see `unsupported`.
-            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => combine::kernel::<F32>(name, specialization, chunks),
-        }
-    }
-
-    /// The kernel that sets the counter of a dynamic scheduler to zero.
-    fn generate_reset(self, specialization: Specialization) -> Kernel {
-        let pdl = matches!(self, Self::Hopper(HopperConfig { pdl: true, .. }));
-        let name = format!("flashcore_reset_counter{}", if pdl { "_pdl" } else { "" });
-        dynamic::reset_kernel(name, pdl, specialization)
-    }
-
-    /// The block-mask precompute kernel.
-    ///
-    /// # Panics
-    ///
-    /// For a specialization without a `mask_mod`.
-    fn generate_block_mask(self, specialization: Specialization) -> Kernel {
-        let kernel = self.block_mask_tiles(specialization).and_then(|tiles| {
-            let name = format!("flashcore_block_mask_{}x{}", tiles.group_rows, tiles.tile_n);
-            block_mask::kernel(name, specialization, tiles)
-        });
-        kernel.expect("a block mask is of a mask_mod")
-    }
-
     fn kernel_name(self, specialization: Specialization) -> String {
         let Specialization { dtype, head_dim, value_dim, vec_bytes, page_box, .. } = specialization;
         let config = self.compiled().to_string().replace('-', "_");
@@ -414,14 +359,9 @@ impl Config {
         let append = specialization.append.map(FusedAppend::suffix).unwrap_or_default();
         let kv_dtype = specialization.kv_dtype.map(|dtype| format!("_kv{dtype}")).unwrap_or_default();
         let out_dtype = specialization.out_dtype.map(|dtype| format!("_out{dtype}")).unwrap_or_default();
-        let features = suffix(specialization);
+        let features = specialization.suffix();
         format!(
             "flashcore_{config}_{dtype}{kv_dtype}{out_dtype}_d{head_dim}{value}{features}{alignment}{page_box}{append}"
         )
     }
-}
-
-/// The features of a specialization as the end of a name.
-fn suffix(specialization: Specialization) -> String {
-    specialization.features().flat_map(|feature| ["_", feature]).collect()
 }

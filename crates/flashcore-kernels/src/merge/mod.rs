@@ -13,7 +13,7 @@ use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
 use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
 
 use crate::primitives::{LANES, VectorBits, VectorType, used_strides, vector_elements};
-use crate::spec::KernelKey;
+use crate::spec::{KernelKey, KernelSpec};
 use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel};
 
@@ -146,7 +146,7 @@ impl MergePlan {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
         let spec = MergeSpec { in_place, ..MergeSpec::of(problem) };
-        let key = KernelKey::Merge(spec, target.arch);
+        let key = KernelKey { spec: KernelSpec::Merge(spec), arch: target.arch };
         check_kernel(key, target)?;
         Ok(Self { key, template: arguments(problem), spec, heads: problem.heads as u32 })
     }

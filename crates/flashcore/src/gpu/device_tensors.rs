@@ -227,6 +227,7 @@ pub(super) fn check_address(argument: &'static str, address: u64, bytes: u64, mu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_kernels::Word;
     use flashcore_problem::DType;
 
     const GOOD: DeviceTensors = DeviceTensors { lse: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
@@ -271,9 +272,10 @@ mod tests {
         let strides = ScaleStrides { sequence: 2, batch: 3, row: 5, key_head: 7, query_head: 11 };
         let tensors = GOOD.with_k_scale(0x6000, strides).with_v_scale(0x7000, ScaleStrides::KEY_HEAD);
         let values = tensors.values();
-        assert_eq!(values.scale_words(Operand::KScale), [0x6000, 8, 12, 20, 28, 44]);
-        assert_eq!(values.scale_words(Operand::VScale), [0x7000, 0, 0, 0, 4, 0]);
-        assert_eq!(values.scale_words(Operand::QScale), [0; 6]);
+        let words = |scale| [0, 1, 2, 3, 4].map(|index| values.word(Word::ScaleStride(scale, index)));
+        assert_eq!(words(Operand::KScale), [8, 12, 20, 28, 44]);
+        assert_eq!(words(Operand::VScale), [0, 0, 0, 4, 0]);
+        assert_eq!(words(Operand::QScale), [0; 5]);
         let mut others = GOOD;
         others.set(Operand::KScale, 0x6000);
         others.set(Operand::VScale, 0x7000);

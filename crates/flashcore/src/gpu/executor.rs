@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspace};
 use flashcore_ir::{Argument, TensorMap};
-use flashcore_kernels::{KernelLaunch, LAUNCH_BLOCKS, LAUNCH_PARAMETERS, LaunchPlan, LaunchValues, Stage};
+use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues, Place, Word};
 use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
 
 use super::{DeviceTensors, Gpu};
@@ -17,93 +17,76 @@ pub(crate) struct Executor {
     stream: Stream,
     /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
     workspace: Workspace,
-    /// Offset of the block mask in that memory.
-    block_mask_offset: u64,
-    /// Bytes of the key that L2 is asked to keep, and of the part of L2.
-    l2_key: Option<(usize, usize)>,
 }
 
 /// One kernel of a plan.
 struct Step {
     kernel: Arc<Kernel>,
     launch: Launch,
-    /// The tensor maps among the arguments: index, operand, and everything but the address.
-    tensor_maps: Vec<(usize, Operand, TensorMap)>,
-    stage: Stage,
-    /// The scales whose words are among the arguments, with the index of the first word of each.
-    scale_words: Vec<(usize, Operand)>,
-    /// The first of the words of an append inside of the launch, where the kernel has those.
-    append_words: Option<usize>,
-    /// The last launch with its tensor maps, whose addresses an engine seldom changes: encoding one costs as much as half
-    /// a launch.
-    last: Mutex<Option<([u64; LAUNCH_PARAMETERS], Launch)>>,
+    /// The words that a launch brings, by the index of the argument.
+    words: Vec<(usize, Word)>,
+    /// The tensor maps among the arguments: index, place, and everything but the address.
+    tensor_maps: Vec<(usize, Place, TensorMap)>,
+    /// Memory that L2 is asked to keep, its bytes, and the bytes of that part of L2.
+    kept_in_l2: Option<(Place, usize, usize)>,
+    /// The last launch with its tensor maps, by the address of each, which an engine seldom changes: encoding one costs as
+    /// much as half a launch.
+    last: Mutex<Option<([u64; MAX_TENSOR_MAPS], Launch)>>,
 }
+
+/// The most tensor maps of a kernel.
+const MAX_TENSOR_MAPS: usize = 4;
 
 impl Step {
     fn new(kernel: Arc<Kernel>, planned: &KernelLaunch) -> Result<Self, CudaError> {
         let launch = kernel.prepare(planned.grid, planned.template())?;
-        let tensor_map = |&(index, operand): &(usize, Operand)| match planned.template()[index] {
-            Argument::TensorMap(map) => Some((index, operand, map)),
+        let tensor_map = |&(index, place): &(usize, Place)| match planned.template()[index] {
+            Argument::TensorMap(map) => Some((index, place, map)),
             _ => None,
         };
         let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
-        let (stage, append_words) = (planned.spec.stage, planned.append_words());
-        let scale_words = planned.scale_words().to_vec();
-        Ok(Self { kernel, launch, tensor_maps, stage, scale_words, append_words, last: Mutex::default() })
+        let kept_in_l2 = planned.kept_in_l2.map(|(place, bytes)| {
+            let kept_bytes = kernel.context().keep_in_l2()?;
+            Ok::<_, CudaError>((place, bytes, kept_bytes))
+        });
+        let (words, kept_in_l2) = (planned.words().to_vec(), kept_in_l2.transpose()?);
+        Ok(Self { kernel, launch, words, tensor_maps, kept_in_l2, last: Mutex::default() })
     }
 
     /// The launch with these values.
-    fn prepare(&self, values: &LaunchValues, words: &[u64; LAUNCH_PARAMETERS]) -> Result<Launch, CudaError> {
-        let mut launch = self.prepare_tensors(values, words)?;
-        for &(first, scale) in &self.scale_words {
-            launch.set_words(first, &values.scale_words(scale));
+    fn prepare(&self, values: &LaunchValues) -> Result<Launch, CudaError> {
+        let mut launch = self.with_tensor_maps(values)?;
+        for &(index, word) in &self.words {
+            launch.set_words(index, &[values.word(word)]);
+        }
+        if let Some((place, bytes, kept_bytes)) = self.kept_in_l2 {
+            launch.set_l2_window(L2Range { address: values.place(place), bytes, kept_bytes });
         }
         Ok(launch)
     }
 
-    /// The launch with these values, but for the scales: tensor maps do not depend on those.
-    fn prepare_tensors(&self, values: &LaunchValues, words: &[u64; LAUNCH_PARAMETERS]) -> Result<Launch, CudaError> {
+    /// The launch with the tensor maps of these values.
+    fn with_tensor_maps(&self, values: &LaunchValues) -> Result<Launch, CudaError> {
         let mut launch = self.launch;
-        for (first, block) in LAUNCH_BLOCKS {
-            launch.set_words(first, &words[block]);
-        }
-        if let Some(first) = self.append_words {
-            launch.set_words(first, &values.append.words());
-        }
         if self.tensor_maps.is_empty() {
             return Ok(launch);
         }
-        // Whoever launches at the same time encodes for itself.
+        let mut bases = [0; MAX_TENSOR_MAPS];
+        for (base, &(_, place, _)) in bases.iter_mut().zip(&self.tensor_maps) {
+            *base = values.place(place);
+        }
+        // On contention, encode the maps again instead of waiting.
         let mut last = self.last.try_lock().ok();
-        if let Some((_, launch)) = last.as_deref().and_then(Option::as_ref).filter(|(known, _)| known == words) {
+        if let Some((_, launch)) = last.as_deref().and_then(Option::as_ref).filter(|(known, _)| *known == bases) {
             return Ok(*launch);
         }
-        for &(index, operand, map) in &self.tensor_maps {
-            let map = TensorMap { base: values.address(operand), ..map };
-            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(map))?;
+        for (&base, &(index, _, map)) in bases.iter().zip(&self.tensor_maps) {
+            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(TensorMap { base, ..map }))?;
         }
         if let Some(last) = last.as_deref_mut() {
-            *last = Some((*words, launch));
+            *last = Some((bases, launch));
         }
         Ok(launch)
-    }
-
-    /// # Safety
-    ///
-    /// See [`Executor::launch`].
-    unsafe fn launch(
-        &self,
-        stream: &Stream,
-        values: &LaunchValues,
-        words: &[u64; LAUNCH_PARAMETERS],
-        window: Option<L2Range>,
-    ) -> Result<(), CudaError> {
-        let mut launch = self.prepare(values, words)?;
-        if let Some(window) = window.filter(|_| self.stage == Stage::Attention) {
-            launch.set_l2_window(window);
-        }
-        // SAFETY: prepared by this kernel; the rest is the contract of this function.
-        unsafe { self.kernel.launch(stream, &launch) }
     }
 }
 
@@ -111,16 +94,10 @@ impl Executor {
     /// The launches of a plan with the kernels of each.
     pub(super) fn new(plan: &LaunchPlan, kernels: Vec<Arc<Kernel>>, gpu: &Gpu) -> Result<Self, CudaError> {
         let Gpu { workspaces, stream, .. } = gpu;
-        let context = stream.context();
         let steps: Result<Vec<_>, _> =
             kernels.into_iter().zip(&plan.launches).map(|(kernel, planned)| Step::new(kernel, planned)).collect();
-        Ok(Self {
-            steps: steps?.into(),
-            workspace: workspaces.of_plan(plan.workspace_bytes as usize),
-            block_mask_offset: plan.block_mask_offset(),
-            l2_key: plan.l2_key_bytes().map(|bytes| Ok::<_, CudaError>((bytes, context.keep_in_l2()?))).transpose()?,
-            stream: stream.clone(),
-        })
+        let workspace = workspaces.of_plan(plan.workspace_bytes as usize);
+        Ok(Self { steps: steps?.into(), workspace, stream: stream.clone() })
     }
 
     /// Bytes that the kernels use among themselves.
@@ -159,13 +136,12 @@ impl Executor {
     ///
     /// As for [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
     unsafe fn launch_in(&self, stream: &Stream, values: &LaunchValues) -> Result<(), CudaError> {
-        let words = values.words(self.block_mask_offset);
-        let address = values.address(Operand::Key);
-        let window = self.l2_key.map(|(bytes, kept_bytes)| L2Range { address, bytes, kept_bytes });
         stream.context().while_current(|| {
             self.steps.iter().try_for_each(|step| {
-                // SAFETY: the contract of this function; the stream keeps the order of the kernels.
-                unsafe { step.launch(stream, values, &words, window) }
+                let launch = step.prepare(values)?;
+                // SAFETY: prepared by this kernel; the rest is the contract of this function. The stream keeps the order of
+                // the kernels.
+                unsafe { step.kernel.launch(stream, &launch) }
             })
         })
     }
@@ -251,9 +227,10 @@ fn upload_inputs(
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use flashcore_ir::Arch;
-    use flashcore_kernels::{Config, LaunchPlan};
-    use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
+    use flashcore_kernels::Config;
+    use flashcore_problem::{DType, MaskMod, ScoreMod};
 
     /// With as many constants of expressions as there can be.
     #[test]
@@ -272,7 +249,9 @@ mod tests {
                     let arguments = launch.template();
                     assert_eq!(arguments.len(), launch.kernel().parameters.len(), "{config}");
                     assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
-                    with_scales += launch.scale_words().len();
+                    let is_scale = |(_, word): &&(usize, Word)| matches!(word, Word::ScaleStride(..));
+                    with_scales += launch.words().iter().filter(is_scale).count();
+                    assert!(launch.tensor_maps().len() <= MAX_TENSOR_MAPS, "{config}");
                 }
             }
         }

@@ -139,7 +139,7 @@ mod tests {
             let config = heuristics::select(&problem.attended(), Arch::Sm90a);
             let specs = |problem: &KvCacheProblem, config: Config| {
                 let plan = LaunchPlan::with_append(problem, config, Arch::Sm90a);
-                plan.map(|plan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>())
+                plan.map(|plan| plan.launches.iter().map(|launch| launch.key).collect::<Vec<_>>())
             };
             let of_problem = specs(&problem, config);
             assert_eq!(of_problem, specs(&small, config.with_chunk_keys(1)), "{problem}");

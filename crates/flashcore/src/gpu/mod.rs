@@ -135,9 +135,9 @@ impl Gpu {
         try_kernels: impl FnOnce(&[Arc<Kernel>]) -> Result<Option<String>, Vec<Reason>>,
     ) -> Result<Prepared, Vec<Reason>> {
         let one = |error: CudaError| vec![Reason::Cuda(error)];
-        let loaded: Result<Vec<_>, _> = plan.launches.iter().map(|launch| self.load(launch.spec)).collect();
+        let loaded: Result<Vec<_>, _> = plan.launches.iter().map(|launch| self.load(launch.key)).collect();
         let loaded = loaded.map_err(one)?;
-        let attention = plan.launches.iter().position(|launch| launch.spec.stage == Stage::Attention).unwrap_or(0);
+        let attention = plan.launches.iter().position(|launch| launch.stage() == Stage::Attention).unwrap_or(0);
         let source = loaded[attention].1;
         let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
         let kernel = kernels[attention].clone();
@@ -148,8 +148,7 @@ impl Gpu {
     }
 
     /// A kernel on the GPU, and where it came from.
-    fn load(&self, key: impl Into<KernelKey>) -> Result<(Arc<Kernel>, Source), CudaError> {
-        let key = key.into();
+    fn load(&self, key: KernelKey) -> Result<(Arc<Kernel>, Source), CudaError> {
         let lock = || self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&key) {
             return Ok((known.clone(), Source::Memory));
@@ -280,7 +279,7 @@ mod tests {
                 let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
                 change(&mut problem);
                 let trial = Trial::new(&problem, Config::ampere()).unwrap().problem;
-                let specs = |plan: LaunchPlan| plan.launches.iter().map(|launch| launch.spec).collect::<Vec<_>>();
+                let specs = |plan: LaunchPlan| plan.launches.iter().map(|launch| launch.key).collect::<Vec<_>>();
                 let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
                 let of_trial = plan.as_ref().map_or(config, |plan| trial_config(plan, &trial));
                 let of_trial = LaunchPlan::new(&trial, of_trial, Arch::Sm90a);

@@ -31,8 +31,8 @@ const QUAD: u32 = 4;
 const QUAD_BYTES: u32 = 16;
 
 /// The tiles of the attention kernel that a block mask is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BlockMaskTiles {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockMaskTiles {
     /// Query rows of a CTA.
     pub(crate) tile_m: u32,
     /// Query rows of a row group, which has a range of KV blocks of its own; they divide those of a CTA.

@@ -23,14 +23,19 @@ const BLOCKS_AT_ONCE: u32 = 4;
 const ROWS_AT_ONCE: u32 = 8;
 
 /// Writes the kernel.
-pub(crate) fn kernel(name: String, specialization: Specialization, tiles: BlockMaskTiles) -> Option<Kernel> {
+///
+/// # Panics
+///
+/// For a specialization without a `mask_mod`.
+pub(crate) fn kernel(tiles: BlockMaskTiles, specialization: Specialization) -> Kernel {
+    let name = format!("flashcore_block_mask_{}x{}", tiles.group_rows, tiles.tile_n);
     let mut builder = Builder::new(name, WARPS * LANES);
     let k = &mut builder;
     if tiles.pdl {
         k.section("launch dependents", Builder::launch_dependents);
     }
     let parameters = Parameters::load(k, specialization);
-    let mask_mod = parameters.mask_mod?;
+    let mask_mod = parameters.mask_mod.expect("a block mask is of a mask_mod");
     // Windows and lengths are the attention kernel's own.
     let plain = specialization.without_limits();
     let context = TileContext::new(k, &parameters, plain, tiles.tile_m, TileSource::Grid, false);
@@ -49,7 +54,7 @@ pub(crate) fn kernel(name: String, specialization: Specialization, tiles: BlockM
     };
     precompute.context = TileContext { first_row, end_row, ..context };
     precompute.run(k);
-    Some(builder.finish())
+    builder.finish()
 }
 
 /// The tile of query rows of a CTA, and the memory of its warps.

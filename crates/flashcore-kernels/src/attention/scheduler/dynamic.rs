@@ -15,6 +15,7 @@ use super::{WorkTile, WorkTileInfo};
 use crate::parameters::Parameters;
 use crate::primitives::{LANES, PipelineState};
 use crate::specialization::Specialization;
+use flashcore_problem::DType;
 
 /// Bytes of the counter in the workspace.
 pub(crate) const COUNTER_BYTES: u64 = 16;
@@ -24,10 +25,11 @@ const SLOT_BYTES: u32 = 16;
 const NO_TILE: u32 = u32::MAX;
 
 /// Writes the kernel that sets the counter to zero, in one thread.
-pub(crate) fn reset_kernel(name: String, pdl: bool, specialization: Specialization) -> Kernel {
-    let mut builder = Builder::new(name, LANES);
+pub(crate) fn reset_kernel(pdl: bool) -> Kernel {
+    let mut builder = Builder::new(format!("flashcore_reset_counter{}", if pdl { "_pdl" } else { "" }), LANES);
     let k = &mut builder;
-    let parameters = Parameters::load(k, specialization);
+    // Those that every kernel of attention has: element type and dimensions add none.
+    let parameters = Parameters::load(k, Specialization::new(DType::F16, 64));
     if pdl {
         // The preceding launch of this plan may still take tiles from it.
         k.section("grid dependency wait", Builder::grid_dependency_wait);

@@ -4,17 +4,18 @@
 //! has some columns and adds up those of all splits, rescaled to that row max. The sink, the division by the row sum and
 //! the LSE come here, once for all keys.
 
-use flashcore_ir::types::{F32, U32, U64};
+use flashcore_ir::types::{Bf16, F16, F32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, ShuffleMode, SpecialRegister};
 
 use super::partial::PartialRow;
 use crate::attention::scalar::MemoryElement;
 use crate::attention::scheduler::chunks::{ChunkParameters, SequenceChunks};
 use crate::attention::{TileContext, TileSource};
+use crate::config::{AmpereConfig, Config, HopperConfig};
 use crate::parameters::{Parameters, SplitParameters};
 use crate::primitives::{LANES, lse_log2, normalize_row};
 use crate::specialization::Specialization;
-use flashcore_problem::Operand;
+use flashcore_problem::{DType, Operand};
 
 /// Splits whose outputs are in flight at a time.
 pub(crate) const SPLITS_AT_ONCE: u32 = 16;
@@ -24,15 +25,51 @@ const COLUMNS: u32 = 4;
 /// Rows, and so warps, of a CTA.
 pub(crate) const ROWS: u32 = 4;
 
-/// The combine kernel of chunks, of which each sequence has a number of its own.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Chunks {
-    /// True if it starts while the chunks end (PDL).
-    pub(crate) pdl: bool,
+/// Everything that is compiled into a combine kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CombineSpec {
+    /// The specialization, without what does not reach the text of the kernel.
+    pub specialization: Specialization,
+    /// The chunks, whose number differs by sequence; `None` for splits.
+    pub chunks: Option<Chunks>,
 }
 
-/// Writes the kernel.
-pub(crate) fn kernel<T: MemoryElement>(name: String, specialization: Specialization, chunks: Option<Chunks>) -> Kernel {
+/// The combine kernel of chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Chunks {
+    /// True if it starts while the chunks end (PDL).
+    pub pdl: bool,
+}
+
+impl CombineSpec {
+    /// The kernel after attention with this config.
+    pub(crate) fn of(config: Config, specialization: Specialization) -> Self {
+        match config {
+            Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. })
+            | Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
+                Self { specialization: specialization.for_chunk_combine(), chunks: Some(Chunks { pdl }) }
+            }
+            _ => Self { specialization: specialization.for_combine(), chunks: None },
+        }
+    }
+
+    /// Writes the kernel.
+    pub(crate) fn generate(self) -> Kernel {
+        let Self { specialization, chunks } = self;
+        let Specialization { dtype, value_dim, append, .. } = specialization;
+        let of = if chunks.is_some() { "_chunks" } else { "" };
+        let new = if append.is_some_and(|append| append.packed_new) { "_packednew" } else { "" };
+        let name = format!("flashcore_combine{of}_{dtype}_d{value_dim}{}{new}", specialization.suffix());
+        match dtype {
+            DType::Bf16 => kernel::<Bf16>(name, specialization, chunks),
+            DType::F16 => kernel::<F16>(name, specialization, chunks),
+            // Of other types there are no kernels: see `unsupported`.
+            DType::F32 | DType::F64 | DType::E4m3 | DType::E5m2 => kernel::<F32>(name, specialization, chunks),
+        }
+    }
+}
+
+fn kernel<T: MemoryElement>(name: String, specialization: Specialization, chunks: Option<Chunks>) -> Kernel {
     let mut builder = Builder::new(name, ROWS * LANES);
     let k = &mut builder;
     let parameters = Parameters::load(k, specialization);
