@@ -5,7 +5,7 @@
 //! * [`SwizzledTile`] is the shared-memory tile of TMA and `wgmma`, [`TmaPipeline`] its stages between a producer warp and
 //!   consumer warpgroups;
 //! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
-//!   [`Tf32Query`] and [`ValueWords`] the operands of those of `f32`, [`WgmmaOperand`] and [`PFragment`] those of `wgmma`;
+//!   [`Tf32Query`] and [`ValueWords`] the operands of those of `f32`, [`WgmmaOperand`] and [`WgmmaFragments`] those of `wgmma`;
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] masks them, and [`OnlineSoftmax`] turns them into weights;
 //! * [`ExpressionCode`] is the code of a `score_mod` or `mask_mod`.
 
@@ -20,10 +20,10 @@ mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{
-    Accumulation, Accumulator, E4m3Query, E4m3Weights, Fp8PFragment, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener,
-    Fp8Widening, LaneColumns, LeftFragments, LeftOperand, PFragment, RightFragments, Tf32Products, Tf32Query,
-    ValueWords, WgmmaOperand, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights, multiply_fp8_keys,
-    multiply_fp8_values, multiply_scores, multiply_values,
+    Accumulation, Accumulator, E4m3Query, E4m3Weights, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening,
+    HalfTypes, LaneColumns, LeftFragments, LeftOperand, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaA,
+    WgmmaFragments, WgmmaOperand, WgmmaTypes, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights,
+    multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
 };
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};

@@ -6,8 +6,8 @@ use flashcore_ir::{Builder, Reg};
 use super::mode::{BlockMaskMode, RangePer};
 use crate::attention::kv_range::KvBlockRange;
 use crate::attention::scheduler::WorkTile;
-use crate::attention::sm90::{Consumer, Cta, Mainloop};
-use crate::element::{Element, ElementLayout};
+use crate::attention::sm90::{Consumer, Cta, Mainloop, PvStrategy};
+use crate::element::ElementLayout;
 use crate::primitives::Accumulator;
 
 /// Keys that a `mask_mod` is evaluated for at a time, since registers are few.
@@ -25,20 +25,20 @@ pub(crate) fn own_range(k: &mut Builder, cta: &Cta, tile: &WorkTile, range: KvBl
 
 /// Goes through the KV blocks of the CTA, `all`: past those that only other warpgroups attend, where each has a range of
 /// its own.
-pub(crate) fn attend<T: Element>(k: &mut Builder, consumer: &Consumer<T>, mainloop: &Mainloop<'_>, all: &KvBlockRange) {
-    if !is_per_warpgroup(mainloop.cta) {
-        return consumer.attend(k, mainloop);
+pub(crate) fn attend<P: PvStrategy>(k: &mut Builder, mainloop: &Mainloop<'_, P>, all: &KvBlockRange) {
+    let Mainloop { consumer, cta, range: own, .. } = mainloop;
+    if !is_per_warpgroup(cta) {
+        return mainloop.run(k);
     }
-    let own = mainloop.range;
     k.if_else_uniform(
         own.nonempty,
         |k| {
             skip_blocks(k, consumer, own.last, all.last);
-            consumer.attend(k, mainloop);
+            mainloop.run(k);
             skip_blocks(k, consumer, all.first, own.first);
         },
         |k| {
-            consumer.wait_for_query(k, mainloop.cta);
+            consumer.wait_for_query(k, cta);
             consumer.wait_for_store(k);
             consumer.release_query(k);
             let before_first = k.sub(all.first, 1i32);
@@ -48,7 +48,7 @@ pub(crate) fn attend<T: Element>(k: &mut Builder, consumer: &Consumer<T>, mainlo
 }
 
 /// Releases as many KV blocks as lie from one index to another.
-fn skip_blocks<T: Element>(k: &mut Builder, consumer: &Consumer<T>, from: Reg<S32>, to: Reg<S32>) {
+fn skip_blocks<P: PvStrategy>(k: &mut Builder, consumer: &Consumer<P>, from: Reg<S32>, to: Reg<S32>) {
     k.section("skipped blocks", |k| {
         k.for_uniform(from, to, 1i32, |k, _| {
             for state in [&consumer.keys, &consumer.values] {
@@ -60,7 +60,7 @@ fn skip_blocks<T: Element>(k: &mut Builder, consumer: &Consumer<T>, from: Reg<S3
 }
 
 /// Passes over a tile without keys: its Q stage has no Q, but says which tile it is where the producer broadcasts that.
-pub(crate) fn skip_tile<T: Element>(k: &mut Builder, consumer: &Consumer<T>, cta: &Cta) {
+pub(crate) fn skip_tile<P: PvStrategy>(k: &mut Builder, consumer: &Consumer<P>, cta: &Cta) {
     if cta.shared.broadcasts_tiles() {
         consumer.wait_for_store(k);
         consumer.query.consumer_release(k, consumer.leader);
@@ -69,9 +69,9 @@ pub(crate) fn skip_tile<T: Element>(k: &mut Builder, consumer: &Consumer<T>, cta
 
 /// Writes `body` for the scores of the first block that is gone through. Under a block mask it is the last of the tile and
 /// may have but some keys: if it has no more than half of them, for the columns of those alone.
-pub(crate) fn with_existing_columns(
+pub(crate) fn with_existing_columns<P: PvStrategy>(
     k: &mut Builder,
-    mainloop: &Mainloop<'_>,
+    mainloop: &Mainloop<'_, P>,
     scores: &Accumulator,
     first_key: Reg<S32>,
     body: impl Fn(&mut Builder, &Accumulator),
@@ -87,7 +87,12 @@ pub(crate) fn with_existing_columns(
 }
 
 /// Masks scores by the `mask_mod`, some keys at a time.
-pub(crate) fn apply_mask_mod(k: &mut Builder, mainloop: &Mainloop<'_>, scores: &Accumulator, first_key: Reg<S32>) {
+pub(crate) fn apply_mask_mod<P: PvStrategy>(
+    k: &mut Builder,
+    mainloop: &Mainloop<'_, P>,
+    scores: &Accumulator,
+    first_key: Reg<S32>,
+) {
     let Some(mask_mod) = &mainloop.scoring.mask_mod else { return };
     let key = k.add(first_key, mainloop.scoring.positions.column);
     for (index, scores) in (0..).zip(scores.column_slices(KEYS_AT_ONCE)) {

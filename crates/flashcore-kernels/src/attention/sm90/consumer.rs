@@ -3,21 +3,19 @@
 use flashcore_ir::types::{Pred, U32, U64};
 use flashcore_ir::{Builder, Reg};
 
-use super::fp8::Fp8Weights;
 use super::kv_split::KvSplit;
 use super::mainloop::Mainloop;
 use super::warp_scheduler::WarpSchedulerBarrier;
-use super::{Cta, WARPGROUP, WARPGROUP_ROWS, epilogue};
+use super::{Cta, PvStrategy, WARPGROUP, WARPGROUP_ROWS, epilogue};
 use crate::attention::block_mask;
 use crate::attention::scheduler::WorkTile;
-use crate::element::Element;
 use crate::primitives::{
-    Accumulator, FragmentPosition, LANES, MMA_M, MMA_N, PANEL_ROW_BYTES, PFragment, PipelineState, TmaStoreGuard,
+    Accumulator, FragmentPosition, LANES, MMA_M, MMA_N, PANEL_ROW_BYTES, PipelineState, TmaStoreGuard,
 };
 
 /// Computes every tile of the CTA.
-pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
-    let consumer = Consumer::<T>::new(k, cta, thread, warpgroup);
+pub(super) fn run<P: PvStrategy>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) {
+    let consumer = Consumer::<P>::new(k, cta, thread, warpgroup);
     if cta.loads_kv_range() {
         cta.grid_dependency_wait(k);
     }
@@ -35,7 +33,7 @@ pub(super) fn run<T: Element>(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warp
 }
 
 /// A consumer warpgroup: its registers, and its state in the pipelines.
-pub(crate) struct Consumer<T: Element> {
+pub(crate) struct Consumer<P: PvStrategy> {
     /// The first of the lane's rows in the tile of the CTA; the other is 8 further on.
     pub(super) row: Reg<U32>,
     pub(super) position: FragmentPosition,
@@ -50,33 +48,8 @@ pub(crate) struct Consumer<T: Element> {
     pub(super) epilogue: Epilogue,
     pub(super) warp_scheduler: WarpSchedulerBarrier,
     pub(super) scores: Accumulator,
-    pub(super) p: Weights<T>,
+    pub(super) pv: P,
     pub(super) output: Accumulator,
-}
-
-/// P, and what multiplies with it.
-pub(super) enum Weights<T: Element> {
-    /// 16-bit pairs.
-    Pairs(PFragment<T>),
-    /// 8-bit floats.
-    Fp8(Fp8Weights),
-}
-
-impl<T: Element> Weights<T> {
-    fn new(k: &mut Builder, cta: &Cta) -> Self {
-        if cta.specialization.has_fp8_query() {
-            return Self::Fp8(Fp8Weights::new(k, cta.config, cta.specialization));
-        }
-        Self::Pairs(k.section("p", |k| PFragment::unset(k, cta.config.tile_n)))
-    }
-
-    /// Weights of 8-bit floats, if P · V adds up in two levels.
-    pub(super) fn two_levels(&self) -> Option<&Fp8Weights> {
-        match self {
-            Self::Fp8(weights) if weights.has_two_levels() => Some(weights),
-            Self::Pairs(_) | Self::Fp8(_) => None,
-        }
-    }
 }
 
 /// Epilogue of a warpgroup. Named barriers of the first two share ids, so a warpgroup has only one of them.
@@ -98,7 +71,7 @@ impl Epilogue {
     }
 }
 
-impl<T: Element> Consumer<T> {
+impl<P: PvStrategy> Consumer<P> {
     fn new(k: &mut Builder, cta: &Cta, thread: Reg<U32>, warpgroup: Reg<U32>) -> Self {
         let (shared, config) = (&cta.shared, cta.config);
         let lane = k.and(thread, LANES - 1);
@@ -132,7 +105,7 @@ impl<T: Element> Consumer<T> {
             row_group,
             warp_scheduler: WarpSchedulerBarrier::new(k, config.warp_scheduler, warpgroup, config.warpgroups),
             scores: k.section("scores", |k| Accumulator::unset(k, config.tile_n)),
-            p: Weights::new(k, cta),
+            pv: P::new(k, cta),
             output: k.section("output", |k| Accumulator::unset(k, value_columns)),
         }
     }
@@ -143,15 +116,14 @@ impl<T: Element> Consumer<T> {
         let own_range = block_mask::consumer::own_range(k, cta, tile, range);
         cta.grid_dependency_wait(k);
         let mainloop = Mainloop::new(k, self, cta, &tile.context, own_range);
-        let softmax = &mainloop.softmax;
-        let scales = mainloop.fp8_scales.as_ref();
-        let attend = |k: &mut Builder| block_mask::consumer::attend(k, self, &mainloop, &range);
+        let attend = |k: &mut Builder| block_mask::consumer::attend(k, &mainloop, &range);
         let skip = |k: &mut Builder| block_mask::consumer::skip_tile(k, self, cta);
-        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, self, tile, softmax, scales));
+        let store = |k: &mut Builder| k.section("epilogue", |k| epilogue::store(k, &mainloop, tile));
         match &self.epilogue {
             Epilogue::ReduceSplits(split) => {
                 let is_nonempty = split.is_nonempty(k, &range);
-                k.if_uniform(is_nonempty, |k| self.attend(k, &mainloop));
+                k.if_uniform(is_nonempty, |k| mainloop.run(k));
+                let softmax = &mainloop.softmax;
                 k.section("reduce splits", |k| split.reduce_splits(k, cta.config, softmax, &self.output));
                 let is_first = split.is_first(k);
                 k.if_uniform(is_first, store);
@@ -160,9 +132,7 @@ impl<T: Element> Consumer<T> {
                 range.nonempty,
                 |k| {
                     attend(k);
-                    k.section("epilogue", |k| {
-                        epilogue::tma_store(k, self, cta, tile, (*map, *guard), (softmax, scales));
-                    });
+                    k.section("epilogue", |k| epilogue::tma_store(k, &mainloop, tile, (*map, *guard)));
                 },
                 // Without keys there is no Q either, whose stage the output could go through.
                 |k| {

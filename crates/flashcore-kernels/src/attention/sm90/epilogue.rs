@@ -9,17 +9,13 @@
 use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, ShuffleMode, SpecialRegister};
 
-use super::consumer::Consumer;
-use super::fp8::Fp8Scales;
-use super::{Cta, WARPGROUP};
+use super::{Mainloop, PvStrategy, WARPGROUP};
 use crate::attention::TileContext;
 use crate::attention::epilogue::store_lse;
 use crate::attention::scheduler::WorkTile;
 use crate::attention::split_kv::partial::store_partials;
-use crate::element::Element;
 use crate::primitives::{
-    CHUNK_BYTES, LANES, LaneColumns, MMA_M, NamedBarrier, OnlineSoftmax, PANEL_ROW_BYTES, ROW_STEP, TensorRows,
-    TmaStoreGuard,
+    CHUNK_BYTES, LANES, LaneColumns, MMA_M, NamedBarrier, PANEL_ROW_BYTES, ROW_STEP, TensorRows, TmaStoreGuard,
 };
 use flashcore_problem::Operand;
 
@@ -27,16 +23,9 @@ use flashcore_problem::Operand;
 const MEMBERS: usize = 4;
 
 /// Ends the softmax and stores the LSE; returns for each of a lane's two rows if it exists.
-fn finish<T: Element>(
-    k: &mut Builder,
-    consumer: &Consumer<T>,
-    context: &TileContext,
-    softmax: &OnlineSoftmax,
-    scales: Option<&Fp8Scales>,
-) -> [Reg<Pred>; 2] {
-    if let Some(scales) = scales {
-        scales.finish(k, softmax, &consumer.output);
-    }
+fn finish<P: PvStrategy>(k: &mut Builder, mainloop: &Mainloop<'_, P>) -> [Reg<Pred>; 2] {
+    let Mainloop { consumer, context, softmax, scales, .. } = mainloop;
+    P::scale_output(k, scales, softmax, &consumer.output);
     let sink = context.sink(k);
     let stats = softmax.finish(k, &consumer.output, sink, context.specialization.lse_form);
     let first_row = k.add(context.first_row, consumer.row);
@@ -51,15 +40,14 @@ fn finish<T: Element>(
 }
 
 /// Ends the softmax of a warpgroup's rows and has TMA store them, from the stage of their Q.
-pub(super) fn tma_store<T: Element>(
+pub(super) fn tma_store<P: PvStrategy>(
     k: &mut Builder,
-    consumer: &Consumer<T>,
-    cta: &Cta,
+    mainloop: &Mainloop<'_, P>,
     tile: &WorkTile,
     (map, guard): (Reg<U64>, TmaStoreGuard),
-    (softmax, scales): (&OnlineSoftmax, Option<&Fp8Scales>),
 ) {
-    let exists = finish(k, consumer, &tile.context, softmax, scales);
+    let Mainloop { consumer, cta, .. } = mainloop;
+    let exists = finish(k, mainloop);
     let output = cta.config.output_tile(cta.specialization);
     k.section("write output", |k| {
         let thread = k.special(SpecialRegister::ThreadX);
@@ -73,7 +61,7 @@ pub(super) fn tma_store<T: Element>(
         let first_row = k.sub(consumer.row, consumer.position.group);
         let first_row = k.add(tile.coord.first_row, first_row);
         let store = |k: &mut Builder| {
-            output.write_rows::<T>(k, &consumer.output, source, lane);
+            output.write_rows::<P::Output>(k, &consumer.output, source, lane);
             k.fence_proxy_async();
             k.warp_sync();
             let [row, head, batch] =
@@ -84,7 +72,7 @@ pub(super) fn tma_store<T: Element>(
         };
         if cta.block_mask.is_some_and(|mode| mode.sorted) || cta.specialization.has_query_lengths() {
             let is_short = is_short(k, &tile.context, first_row);
-            k.if_else_uniform(is_short, |k| store_rows(k, consumer, &tile.context, exists), store);
+            k.if_else_uniform(is_short, |k| store_rows(k, mainloop, exists), store);
         } else {
             store(k);
         }
@@ -104,26 +92,18 @@ fn is_short(k: &mut Builder, context: &TileContext, first_row: Reg<U32>) -> Reg<
 }
 
 /// Ends the softmax of a warpgroup's rows and stores them; of a chunk that is not all keys, stores a partial result.
-pub(super) fn store<T: Element>(
-    k: &mut Builder,
-    consumer: &Consumer<T>,
-    tile: &WorkTile,
-    softmax: &OnlineSoftmax,
-    scales: Option<&Fp8Scales>,
-) {
-    let context = &tile.context;
+pub(super) fn store<P: PvStrategy>(k: &mut Builder, mainloop: &Mainloop<'_, P>, tile: &WorkTile) {
+    let Mainloop { consumer, context, softmax, scales, .. } = mainloop;
     let store_all = |k: &mut Builder| {
-        let exists = finish(k, consumer, context, softmax, scales);
-        store_rows(k, consumer, context, exists);
+        let exists = finish(k, mainloop);
+        store_rows(k, mainloop, exists);
     };
     let Some(chunk) = tile.chunk else { return store_all(k) };
     let is_partial = k.compare(Compare::Gt, chunk.count, 1u32);
     k.if_else_uniform(
         is_partial,
         |k| {
-            if let Some(scales) = scales {
-                scales.finish(k, softmax, &consumer.output);
-            }
+            P::scale_output(k, scales, softmax, &consumer.output);
             let first_row = k.add(context.first_row, consumer.row);
             let rows: [Reg<U32>; 2] = core::array::from_fn(|half| k.add(first_row, half as u32 * ROW_STEP));
             let lane = (&rows[..], consumer.position.member, LaneColumns::Pairs);
@@ -134,7 +114,8 @@ pub(super) fn store<T: Element>(
 }
 
 /// Stores those of the lanes' rows that exist.
-fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, context: &TileContext, exists: [Reg<Pred>; 2]) {
+fn store_rows<P: PvStrategy>(k: &mut Builder, mainloop: &Mainloop<'_, P>, exists: [Reg<Pred>; 2]) {
+    let Mainloop { consumer, context, .. } = mainloop;
     k.section("store output", |k| {
         let bits = [1u32, 2].map(|bit| k.eval((consumer.position.member & bit).ne(0)));
         let target = context.output(k);
@@ -146,8 +127,8 @@ fn store_rows<T: Element>(k: &mut Builder, consumer: &Consumer<T>, context: &Til
                 let words: Vec<_> = fragments
                     .iter()
                     .map(|fragment| {
-                        let pair = k.pair::<T>(fragment[2 * half], fragment[2 * half + 1]);
-                        k.reinterpret::<T, U32>(pair)
+                        let pair = k.pair::<P::Output>(fragment[2 * half], fragment[2 * half + 1]);
+                        k.reinterpret::<P::Output, U32>(pair)
                     })
                     .collect();
                 // Where there are fewer than four, some lanes get what they do not store.

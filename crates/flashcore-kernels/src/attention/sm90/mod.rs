@@ -21,8 +21,8 @@
 //! The output goes back to the stage of its Q, from which TMA stores it while the next tile is worked on.
 //!
 //! The `TileScheduler` says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
-//! V of 8-bit floats is transposed on the way (`transposer`), since `wgmma` has no transposed form of those; `fp8` has
-//! what else is different.
+//! V of 8-bit floats is transposed on the way (`transposer`), since `wgmma` has no transposed form of those; what
+//! else is different is in a [`PvStrategy`].
 //!
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, waits for it as
 //! late as possible, and then lets the next one start.
@@ -31,10 +31,12 @@ pub(crate) mod config;
 mod consumer;
 mod epilogue;
 mod fp8;
+mod fp8_scales;
 pub(crate) mod heuristics;
 mod kv_split;
 mod mainloop;
 mod producer;
+mod pv;
 pub(crate) mod tensor_maps;
 mod transposer;
 mod value_padding;
@@ -42,6 +44,7 @@ mod warp_scheduler;
 
 pub(crate) use consumer::Consumer;
 pub(crate) use mainloop::Mainloop;
+pub(crate) use pv::PvStrategy;
 
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, Kernel, Reg, ShuffleMode, SpecialRegister};
@@ -63,8 +66,13 @@ pub(crate) const WARPGROUP: u32 = 4 * LANES;
 /// Query rows of a warpgroup.
 pub(crate) const WARPGROUP_ROWS: u32 = 64;
 
-/// Writes the kernel.
+/// Writes the kernel, with an output of pairs of `T`.
 pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specialization: Specialization) -> Kernel {
+    let write = if specialization.has_fp8_query() { kernel_of::<fp8::Fp8Pv<T>> } else { kernel_of::<pv::PlainPv<T>> };
+    write(name, config, specialization)
+}
+
+fn kernel_of<P: PvStrategy>(name: String, config: HopperConfig, specialization: Specialization) -> Kernel {
     let mut builder = Builder::new(name, config.threads());
     let k = &mut builder;
     k.set_register_budget(config.registers_at_launch());
@@ -90,7 +98,7 @@ pub(crate) fn kernel<T: Element>(name: String, config: HopperConfig, specializat
                 k.increase_registers(consumer_registers);
             }
             let warpgroup = k.sub(group, 1u32);
-            consumer::run::<T>(k, &cta, thread, warpgroup);
+            consumer::run::<P>(k, &cta, thread, warpgroup);
         },
     );
     builder.finish()

@@ -3,7 +3,7 @@
 //! A warp takes 32 rows (keys) and 16 columns at a time. `ldmatrix.trans` moves pairs of columns: a lane gets, of two rows,
 //! the two bytes of one pair. Two such registers, of rows 8 apart, have four rows of both columns, and a byte permute each
 //! puts those of one column together: a word of the transposed tile, which `stmatrix` stores, 8 rows of 16 bytes at a time.
-//! The order of keys that this gives is the one in which P is multiplied, see [`Fp8PFragment`](crate::primitives::Fp8PFragment).
+//! The order of keys that this gives is the one in which P is multiplied, see [`WgmmaFragments`](crate::primitives::WgmmaFragments).
 //!
 //! Rows of the transposed tile that are 8 apart lie in the same banks. A lane has words of two neighbouring rows, so the
 //! upper half of the lanes stores the odd one first: then the 8 rows of a matrix lie in different banks.
