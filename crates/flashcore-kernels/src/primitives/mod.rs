@@ -4,8 +4,9 @@
 //!   CTA, [`CpAsyncPipeline`] the stages of such tiles;
 //! * [`SwizzledTile`] is the shared-memory tile of TMA and `wgmma`, [`TmaPipeline`] its stages between a producer warp and
 //!   consumer warpgroups;
-//! * [`LeftFragments`], [`RightFragments`] and [`Accumulator`] are the registers of tensor-core products,
-//!   [`Tf32Query`] and [`ValueWords`] the operands of those of `f32`, [`WgmmaOperand`] and [`WgmmaFragments`] those of `wgmma`;
+//! * a product of tensor cores is `accumulator += A · B`: [`Accumulator::multiply`] is that of a warp, of an [`OperandA`] in
+//!   registers or shared memory and a [`SharedOperand`], [`Accumulator::multiply_async`] that of a warpgroup (`wgmma`), of a
+//!   [`WgmmaA`] in registers or shared memory and a [`WgmmaOperand`]. Operands in shared memory are K-major or MN-major;
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] masks them, and [`OnlineSoftmax`] turns them into weights;
 //! * [`ExpressionCode`] is the code of a `score_mod` or `mask_mod`.
 
@@ -20,10 +21,10 @@ mod vector;
 
 pub use mask::KeyMask;
 pub use mma::{
-    Accumulation, Accumulator, E4m3Query, E4m3Weights, Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening,
-    HalfTypes, LaneColumns, LeftFragments, LeftOperand, RightFragments, Tf32Products, Tf32Query, ValueWords, WgmmaA,
-    WgmmaFragments, WgmmaOperand, WgmmaTypes, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights,
-    multiply_fp8_keys, multiply_fp8_values, multiply_scores, multiply_values,
+    Accumulation, Accumulator, E4m3, Fp8Placement, Fp8Target, Fp8Widener, Fp8Widening, FragmentA, HalfTypes,
+    LaneColumns, OperandA, Quads, Tf32Products, ValueWords, WgmmaA, WgmmaFragments, WgmmaOperand, WgmmaTypes,
+    adjacent_columns, multiply_e4m3_k_major, multiply_e4m3_mn_major, multiply_tf32_k_major, multiply_tf32_mn_major,
+    multiply_widened_k_major, multiply_widened_mn_major,
 };
 pub(crate) use pipeline::named_barrier::NamedBarrier;
 pub use pipeline::{CpAsyncPipeline, HeldStage, PipelineState, StageIndex, TmaPipeline, TmaStoreGuard};
@@ -33,8 +34,8 @@ pub use score_mod::{
 };
 pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
 pub use smem::{
-    GlobalRows, LaneRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedTile, SwizzledTile, TensorRows,
-    TileAddresses, TileCopy, TileTranspose, TransposedRows,
+    GlobalRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedOperand, SharedTile, SwizzledTile,
+    TensorRows, TileCopy, TileTranspose, TransposedRows,
 };
 pub use softmax::{
     E4M3_WEIGHT_EXPONENT, Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink,

@@ -10,7 +10,7 @@ mod output;
 mod softmax;
 
 use flashcore_ir::types::{F32, U32};
-use flashcore_ir::{Builder, Kernel, Reg, SharedAddress, SpecialRegister};
+use flashcore_ir::{Builder, Kernel, Major, Reg, SharedAddress, SpecialRegister};
 
 use super::TileContext;
 use super::kv_range::KvRange;
@@ -19,8 +19,8 @@ use super::sm80::kv_pipeline::{KvPipeline, KvTiles};
 use crate::config::{LadderConfig, Product};
 use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulation, Accumulator, CHUNK_BYTES, FragmentPosition, GlobalRows, LANES, LaneRows, LeftOperand, MMA_M,
-    ROW_STEP, RightFragments, SharedLayout, SharedTile, TileCopy,
+    Accumulation, Accumulator, CHUNK_BYTES, FragmentPosition, GlobalRows, LANES, MMA_M, OperandA, ROW_STEP,
+    SharedLayout, SharedTile, TileCopy,
 };
 use crate::specialization::Specialization;
 use output::{Output, ScalarOutput, each_pair};
@@ -204,11 +204,11 @@ fn load_chunk<T: Element>(k: &mut Builder, address: SharedAddress) -> Vec<Reg<F3
 
 fn tensor_scores<T: Element>(k: &mut Builder, tiles: &Tiles, warp: &Warp, stage: Reg<U32>, head_dim: u32) {
     let (query_base, key_base) = (warp.base_of_rows(k, tiles.query), k.add(warp.shared_base, stage));
-    let query = tiles.query.addresses(k, query_base, warp.lane, LaneRows::DownFirst);
-    let keys = tiles.kv.key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst);
+    let query = tiles.query.operand_a(k, query_base, warp.lane, Major::Depth);
+    let keys = tiles.kv.key.operand_b(k, key_base, warp.lane, Major::Depth);
     let scores = Accumulator::zero(k, 1, tiles.tile_n);
-    let query = LeftOperand::<T>::Shared(vec![query], T::LAYOUT.padded_columns(head_dim));
-    scores.multiply_add(k, &query, RightFragments::Transposed(keys), Accumulation::F32);
+    let query = OperandA::<T>::Shared(vec![query], T::LAYOUT.padded_columns(head_dim));
+    scores.multiply(k, &query, keys, Accumulation::F32);
     let first = tiles.score_row(k, warp, warp.position.group);
     let first = k.mad(warp.position.member, 2 * WORD_BYTES, first);
     each_pair(&scores, |row, column, pair| {

@@ -1,14 +1,12 @@
 //! Output of the ladder kernel: in registers, multiplied by the lanes or by tensor cores.
 
 use flashcore_ir::types::{F32, Pred, U32};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress};
+use flashcore_ir::{Builder, Compare, GlobalAddress, Major, Reg, SharedAddress};
 
 use super::{ROWS, Tiles, WORD_BYTES, WORDS_AT_ONCE, Warp};
 use crate::attention::TileContext;
 use crate::element::Element;
-use crate::primitives::{
-    Accumulation, Accumulator, GlobalRows, LANES, LaneRows, LeftOperand, ROW_STEP, RightFragments, SharedTile,
-};
+use crate::primitives::{Accumulation, Accumulator, GlobalRows, LANES, OperandA, ROW_STEP, SharedTile};
 
 /// Columns of the output that a warp has at a time, two for each lane.
 const COLUMNS_AT_ONCE: u32 = 2 * LANES;
@@ -117,10 +115,10 @@ impl Output {
             Self::Tensor(output) => {
                 let (weights, value) = (tiles.weights, tiles.kv.value);
                 let (weight_base, value_base) = (warp.base_of_rows(k, weights), k.add(warp.shared_base, stage));
-                let left = weights.addresses(k, weight_base, warp.lane, LaneRows::DownFirst);
-                let right = value.addresses(k, value_base, warp.lane, LaneRows::DownFirst);
-                let left = LeftOperand::<T>::Shared(vec![left], tiles.tile_n);
-                output.multiply_add(k, &left, RightFragments::Straight(right), Accumulation::F32);
+                let left = weights.operand_a(k, weight_base, warp.lane, Major::Depth);
+                let right = value.operand_b(k, value_base, warp.lane, Major::Outer);
+                let left = OperandA::<T>::Shared(vec![left], tiles.tile_n);
+                output.multiply(k, &left, right, Accumulation::F32);
             }
         }
     }

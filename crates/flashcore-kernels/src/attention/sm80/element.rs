@@ -7,17 +7,17 @@
 use core::marker::PhantomData;
 
 use flashcore_ir::types::{F32, Tf32, U32};
-use flashcore_ir::{Builder, Fp8, Reg, SharedAddress};
+use flashcore_ir::{Builder, Fp8, Major, Reg, SharedAddress};
 
 use super::scales::KvScales;
 use super::{Tiles, Warp};
-use crate::config::{AmpereConfig, QueryPlace};
+use crate::config::AmpereConfig;
 use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulator, E4m3Query, E4m3Weights, Fp8Query, Fp8Target, LaneColumns, LaneRows, LeftFragments, LeftOperand, MMA_M,
-    MMA_N, OnlineSoftmax, ROW_STEP, Rescale, RightFragments, RowScale, SharedTile, Tf32Query, TileAddresses,
-    ValueWords, adjacent_columns, multiply_e4m3_query, multiply_e4m3_weights, multiply_fp8_keys, multiply_fp8_values,
-    multiply_scores, multiply_values,
+    Accumulator, E4m3, Fp8Target, FragmentA, LaneColumns, MMA_M, MMA_N, OnlineSoftmax, OperandA, Quads, ROW_STEP,
+    Rescale, RowScale, SharedOperand, SharedTile, ValueWords, adjacent_columns, multiply_e4m3_k_major,
+    multiply_e4m3_mn_major, multiply_tf32_k_major, multiply_tf32_mn_major, multiply_widened_k_major,
+    multiply_widened_mn_major,
 };
 use flashcore_problem::DType;
 
@@ -29,20 +29,17 @@ pub(crate) trait TensorElement: Sized + 'static {
     const QUERY_LAYOUT: ElementLayout = Self::LAYOUT;
     /// The columns of a lane in [`output`](Self::output).
     const COLUMNS: LaneColumns = LaneColumns::Pairs;
-    /// The query between products.
-    type Query;
-    /// Addresses of a lane in the tile of values.
+    /// Fragments of A.
+    type Fragment: FragmentA;
+    /// V as the B operand.
     type Values: Copy;
 
-    /// The addresses of a lane in the first 16 rows of the query.
-    fn query_addresses(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
-        tile.addresses(k, base, lane, LaneRows::DownFirst)
+    /// The first 16 rows of the query.
+    fn query(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> SharedOperand {
+        tile.operand_a(k, base, lane, Major::Depth)
     }
 
-    /// The query of a warp: `columns` columns of each 16 rows.
-    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query;
-
-    /// The addresses of a lane in stage 0 of the values.
+    /// V in stage 0.
     fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values;
 
     /// Adds the products of query and keys to the scores.
@@ -50,8 +47,8 @@ pub(crate) trait TensorElement: Sized + 'static {
         k: &mut Builder,
         config: AmpereConfig,
         scores: &Accumulator,
-        query: &Self::Query,
-        keys: TileAddresses,
+        query: &OperandA<'_, Self::Fragment>,
+        keys: SharedOperand,
     );
 
     /// Makes weights of the scores of a block, and adds their products with the values to the output.
@@ -91,36 +88,28 @@ impl<T: TensorElement> BlockOperands<'_, T> {
 
 impl<T: Element> TensorElement for T {
     const LAYOUT: ElementLayout = T::LAYOUT;
-    type Query = LeftOperand<'static, T>;
-    type Values = TileAddresses;
-
-    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
-        match config.query {
-            QueryPlace::Registers => LeftOperand::Registers(LeftFragments::<T>::load(k, &m_tiles, columns)),
-            QueryPlace::Shared => LeftOperand::Shared(m_tiles, columns),
-        }
-    }
+    type Fragment = T;
+    type Values = SharedOperand;
 
     fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
-        tile.addresses(k, base, lane, LaneRows::DownFirst)
+        tile.operand_b(k, base, lane, Major::Outer)
     }
 
     fn multiply_scores(
         k: &mut Builder,
         config: AmpereConfig,
         scores: &Accumulator,
-        query: &Self::Query,
-        keys: TileAddresses,
+        query: &OperandA<'_, Self::Fragment>,
+        keys: SharedOperand,
     ) {
-        scores.multiply_add(k, query, RightFragments::Transposed(keys), config.accumulation);
+        scores.multiply(k, query, keys, config.accumulation);
     }
 
     fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
         block.softmax(k);
         k.section("output", |k| {
-            let weights = LeftOperand::<T>::Accumulator(block.scores);
-            let values = RightFragments::Straight(block.values.in_stage(k, block.stage));
-            block.output.multiply_add(k, &weights, values, block.config.accumulation);
+            let values = block.values.in_stage(k, block.stage);
+            block.output.multiply::<T>(k, &OperandA::Accumulator(block.scores), values, block.config.accumulation);
         });
     }
 
@@ -160,39 +149,33 @@ impl<T: Fp8Target, const IS_E5M2: bool> Fp8Kv<T, IS_E5M2> {
 impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
     const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
     const COLUMNS: LaneColumns = LaneColumns::Quads;
-    type Query = Fp8Query<T>;
-    type Values = TileAddresses;
+    type Fragment = Quads<T>;
+    type Values = SharedOperand;
 
-    fn query_addresses(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
+    fn query(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> SharedOperand {
         tile.quads(k, base, lane)
     }
 
-    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
-        match config.query {
-            QueryPlace::Registers => Fp8Query::load(k, &m_tiles, columns),
-            QueryPlace::Shared => Fp8Query::Shared(m_tiles, columns),
-        }
-    }
-
     fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
-        tile.addresses(k, base, lane, LaneRows::DownFirst)
+        tile.operand_b(k, base, lane, Major::Outer)
     }
 
     fn multiply_scores(
         k: &mut Builder,
         config: AmpereConfig,
         scores: &Accumulator,
-        query: &Self::Query,
-        keys: TileAddresses,
+        query: &OperandA<'_, Self::Fragment>,
+        keys: SharedOperand,
     ) {
-        multiply_fp8_keys(k, (Self::FROM, config.fp8), scores, query, keys);
+        multiply_widened_k_major(k, (Self::FROM, config.fp8), scores, query, keys);
     }
 
     fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
         block.softmax(k);
         k.section("output", |k| {
             let values = block.values.in_stage(k, block.stage);
-            multiply_fp8_values::<T>(k, (Self::FROM, block.config.fp8), block.output, block.scores, values);
+            let weights = OperandA::Accumulator(block.scores);
+            multiply_widened_mn_major::<T>(k, (Self::FROM, block.config.fp8), block.output, &weights, values);
         });
     }
 
@@ -221,28 +204,21 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
     const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
     const QUERY_LAYOUT: ElementLayout = ElementLayout::of(DType::E4m3);
     const COLUMNS: LaneColumns = LaneColumns::Quads;
-    type Query = E4m3Query;
-    type Values = TileAddresses;
-
-    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
-        match config.query {
-            QueryPlace::Registers => E4m3Query::load(k, &m_tiles, columns),
-            QueryPlace::Shared => E4m3Query::Shared(m_tiles, columns),
-        }
-    }
+    type Fragment = E4m3;
+    type Values = SharedOperand;
 
     fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
-        tile.addresses(k, base, lane, LaneRows::DownFirst)
+        tile.operand_b(k, base, lane, Major::Outer)
     }
 
     fn multiply_scores(
         k: &mut Builder,
         _: AmpereConfig,
         scores: &Accumulator,
-        query: &Self::Query,
-        keys: TileAddresses,
+        query: &OperandA<'_, Self::Fragment>,
+        keys: SharedOperand,
     ) {
-        multiply_e4m3_query(k, Self::KV_TYPE, scores, query, keys);
+        multiply_e4m3_k_major(k, Self::KV_TYPE, scores, query, keys);
     }
 
     /// In two levels with [`Rescale::Always`], the output is rescaled as the product of the block is added,
@@ -262,7 +238,7 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
             softmax.rescale_output(k, output, &row_scale);
         }
         k.section("output", |k| {
-            let weights = E4m3Weights::round(k, scores);
+            let weights = OperandA::round(k, scores);
             let values = block.values.in_stage(k, stage);
             let promote = |k: &mut Builder, row: usize, element, product| {
                 if is_fused {
@@ -271,7 +247,7 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
                     k.add_to(element, product);
                 }
             };
-            multiply_e4m3_weights(k, Self::KV_TYPE, output, &weights, values, TWO_LEVELS.then_some(promote));
+            multiply_e4m3_mn_major(k, Self::KV_TYPE, output, &weights, values, TWO_LEVELS.then_some(promote));
         });
     }
 
@@ -291,15 +267,8 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
 /// `f32`, multiplied as `tf32`.
 impl TensorElement for Tf32 {
     const LAYOUT: ElementLayout = ElementLayout::of(DType::F32);
-    type Query = Tf32Query;
+    type Fragment = Self;
     type Values = ValueWords;
-
-    fn query(k: &mut Builder, config: AmpereConfig, m_tiles: Vec<TileAddresses>, columns: u32) -> Self::Query {
-        match config.query {
-            QueryPlace::Registers => Tf32Query::load(k, &m_tiles, columns),
-            QueryPlace::Shared => Tf32Query::Shared(m_tiles, columns),
-        }
-    }
 
     fn values(k: &mut Builder, tile: SharedTile, base: Reg<U32>, lane: Reg<U32>) -> Self::Values {
         ValueWords::new(k, tile, base, lane)
@@ -309,17 +278,18 @@ impl TensorElement for Tf32 {
         k: &mut Builder,
         config: AmpereConfig,
         scores: &Accumulator,
-        query: &Self::Query,
-        keys: TileAddresses,
+        query: &OperandA<'_, Self::Fragment>,
+        keys: SharedOperand,
     ) {
-        multiply_scores(k, config.tf32_products(), scores, query, keys);
+        multiply_tf32_k_major(k, config.tf32_products(), scores, query, keys);
     }
 
     fn multiply_values(k: &mut Builder, block: &BlockOperands<'_, Self>) {
         block.softmax(k);
         k.section("output", |k| {
             let values = block.values.in_stage(k, block.stage);
-            multiply_values(k, block.config.tf32_products(), block.output, block.scores, values);
+            let weights = OperandA::Accumulator(block.scores);
+            multiply_tf32_mn_major(k, block.config.tf32_products(), block.output, &weights, values);
         });
     }
 

@@ -1,7 +1,7 @@
 //! Mainloop of the Ampere kernel: the KV blocks of a tile, by the warps that multiply.
 
 use flashcore_ir::types::{F32, S32, U32};
-use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_ir::{Builder, Compare, Major, Reg};
 
 use super::append::FusedRows;
 use super::element::{BlockOperands, TensorElement};
@@ -17,8 +17,8 @@ use crate::attention::split_kv::merge::SplitExchange;
 use crate::config::AmpereConfig;
 use crate::element::ElementLayout;
 use crate::primitives::{
-    Accumulator, E4M3_WEIGHT_EXPONENT, GlobalRows, KeyMask, LANES, LaneRows, OnlineSoftmax, ScorePositions,
-    TileAddresses, TileCopy,
+    Accumulator, E4M3_WEIGHT_EXPONENT, GlobalRows, KeyMask, LANES, OnlineSoftmax, OperandA, ScorePositions,
+    SharedOperand, TileCopy,
 };
 
 /// Computes a tile of query rows over a KV range, and stores it.
@@ -65,7 +65,8 @@ pub(super) fn run<T: TensorElement>(
             k.copy_async_wait(pipeline.prefetched_groups());
         }
         warp.sync_consumers(k);
-        load_query::<T>(k, config, context, warp, tiles)
+        let columns = T::QUERY_LAYOUT.padded_columns(context.specialization.head_dim);
+        tiles.query_of_warp::<T>(k, config, warp, columns)
     });
     let mainloop = Mainloop::new(k, config, context, warp, (operands, scales));
     k.for_uniform(range.begin, range.end, config.tile_n as i32, |k, block_key| {
@@ -105,19 +106,6 @@ pub(super) fn run<T: TensorElement>(
     if let Some(merge) = merge {
         k.section("merge in cluster", |k| merge.merge::<T>(k, context, (warp.thread, config.warps * LANES)));
     }
-}
-
-/// The warp's fragments of the query, or where they are in shared memory.
-fn load_query<T: TensorElement>(
-    k: &mut Builder,
-    config: AmpereConfig,
-    context: &TileContext,
-    warp: &Warp,
-    tiles: &Tiles,
-) -> T::Query {
-    let m_tiles = tiles.query_of_warp::<T>(k, warp);
-    let columns = T::QUERY_LAYOUT.padded_columns(context.specialization.head_dim);
-    T::query(k, config, m_tiles, columns)
 }
 
 /// The registers of a warp in the loop over KV blocks.
@@ -164,7 +152,14 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
     }
 
     /// One KV block, which begins at `block_key`.
-    fn block(&self, k: &mut Builder, query: &T::Query, read_stage: Reg<U32>, range: &KvRange, block_key: Reg<S32>) {
+    fn block(
+        &self,
+        k: &mut Builder,
+        query: &OperandA<'_, T::Fragment>,
+        read_stage: Reg<U32>,
+        range: &KvRange,
+        block_key: Reg<S32>,
+    ) {
         let Self { config, scores, scoring, output, .. } = self;
         let keys_per_warp = config.keys_per_warp();
         let first_key = self.warp.first_key(k, *config, block_key);
@@ -201,9 +196,9 @@ impl<'a, T: TensorElement> Mainloop<'a, T> {
     }
 }
 
-/// The addresses of a warp's keys and values, in stage 0.
+/// A warp's keys and values, in stage 0.
 struct Operands<T: TensorElement> {
-    keys: TileAddresses,
+    keys: SharedOperand,
     values: T::Values,
 }
 
@@ -212,7 +207,7 @@ impl<T: TensorElement> Operands<T> {
         let KvTiles { key, value, .. } = *tiles;
         let [key_base, value_base] = [key, value].map(|tile| warp.split_base(k, config, tile));
         Self {
-            keys: key.addresses(k, key_base, warp.lane, LaneRows::AcrossFirst),
+            keys: key.operand_b(k, key_base, warp.lane, Major::Depth),
             values: T::values(k, value, value_base, warp.lane),
         }
     }

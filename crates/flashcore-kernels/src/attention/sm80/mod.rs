@@ -29,12 +29,12 @@ use super::kv_source::KvSource;
 use super::scheduler::chunks::{ChunkParameters, ChunkUnit, each_unit};
 use super::split_kv::cluster::ClusterMerge;
 use super::{TileContext, TileSource};
-use crate::config::AmpereConfig;
+use crate::config::{AmpereConfig, QueryPlace};
 use crate::element::ElementLayout;
 use crate::parameters::{Parameters, SplitParameters, TileParameters};
 #[cfg(doc)]
 use crate::primitives::OnlineSoftmax;
-use crate::primitives::{Fp8Target, FragmentPosition, LANES, MMA_M, NamedBarrier, ROW_STEP, SharedTile, TileAddresses};
+use crate::primitives::{Fp8Target, FragmentPosition, LANES, MMA_M, NamedBarrier, OperandA, ROW_STEP, SharedTile};
 use crate::specialization::Specialization;
 use append::NewRowTiles;
 use element::{Fp8Kv, Fp8Qkv, TensorElement};
@@ -325,10 +325,20 @@ impl Tiles {
         )
     }
 
-    /// The addresses of the warp's rows of the query, by 16.
-    fn query_of_warp<T: TensorElement>(&self, k: &mut Builder, warp: &Warp) -> Vec<TileAddresses> {
+    /// The warp's rows of the query.
+    fn query_of_warp<T: TensorElement>(
+        &self,
+        k: &mut Builder,
+        config: AmpereConfig,
+        warp: &Warp,
+        columns: u32,
+    ) -> OperandA<'static, T::Fragment> {
         let base = k.eval(warp.shared_base + warp.first_row * self.query.row_bytes());
-        let first = T::query_addresses(k, self.query, base, warp.lane);
-        (0..warp.m_tiles).map(|m_tile| first.rows_below(m_tile * MMA_M)).collect()
+        let first = T::query(k, self.query, base, warp.lane);
+        let m_tiles: Vec<_> = (0..warp.m_tiles).map(|m_tile| first.from_outer(m_tile * MMA_M)).collect();
+        match config.query {
+            QueryPlace::Registers => OperandA::load(k, &m_tiles, columns),
+            QueryPlace::Shared => OperandA::Shared(m_tiles, columns),
+        }
     }
 }

@@ -5,19 +5,21 @@
 //!
 //! * Of K, a lane with group `g` and member `t` gets columns `4t` to `4t + 3` of key `g`, of each 16 columns. The order of
 //!   columns in a sum does not matter, so these are the columns of its depth slots `2t`, `2t + 1`, `2t + 8` and `2t + 9`, and
-//!   [`Fp8Query`] has the same columns of Q there.
+//!   [`Quads`] has the same columns of Q there.
 //! * Of V, transposed, a lane gets columns `2g` and `2g + 1` of keys `2t` and `2t + 1`. One tile of results has the even
 //!   columns of each 16, the next the odd ones: a lane has columns `4t` to `4t + 3` of its rows in the two
 //!   ([`adjacent_columns`]).
 
+use core::marker::PhantomData;
+
 use flashcore_ir::target::ADA_FP8;
-use flashcore_ir::types::{Bf16x2, F16x2, U32};
+use flashcore_ir::types::{Bf16x2, F16x2, F32, U32};
 use flashcore_ir::{Builder, Fp8, MmaShape, Reg};
 use flashcore_problem::DType;
 
-use super::fragment::Accumulator;
+use super::fragment::{Accumulator, FragmentA, OperandA, round_pairs};
 use crate::element::Element;
-use crate::primitives::{MMA_N, TileAddresses};
+use crate::primitives::{MMA_N, SharedOperand};
 use crate::target::Target;
 
 /// Depth of a product.
@@ -190,79 +192,49 @@ impl<T: Fp8Target> Fp8Widener<T> {
     }
 }
 
-/// Q as the left operand of a product with 8-bit K: columns `4t` to `4t + 3` of each 16 in the depth slots of member `t`.
-#[derive(Debug, Clone)]
-pub enum Fp8Query<T: Element> {
-    /// In registers: for each 16 rows, the fragments of each depth step.
-    Registers(Vec<Vec<[Reg<T>; 4]>>),
-    /// In shared memory: for each 16 rows their addresses (`SharedTile::quads`), and the number of columns.
-    Shared(Vec<TileAddresses>, u32),
-}
+/// Fragments of A for products with widened B: of each 16 columns `4t` to `4t + 3` in the depth slots of member `t`. A in
+/// shared memory is read by [`SharedTile::quads`](crate::primitives::SharedTile).
+#[derive(Debug, Clone, Copy)]
+pub struct Quads<T>(PhantomData<T>);
 
-impl<T: Element> Fp8Query<T> {
-    /// Loads `columns` columns of the 16 rows that each of `m_tiles` points at.
-    pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
-        let m_tiles = m_tiles.iter().map(|addresses| {
-            let by_column = addresses.by_column(k);
-            (0..columns / DEPTH).map(|step| load_left(k, *addresses, &by_column, step)).collect()
-        });
-        Self::Registers(m_tiles.collect())
+impl<T: Element> FragmentA for Quads<T> {
+    type Register = T;
+    const DEPTH: u32 = DEPTH;
+
+    /// Four columns of a row are 8 bytes: a load of a lane has the pairs of both depth halves.
+    fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
+        let [upper, lower] = [0, 8].map(|row| k.load_shared::<T>(a.block(by_column, row, step * DEPTH), 2));
+        [upper[0], lower[0], upper[1], lower[1]]
     }
 
-    fn steps(&self) -> u32 {
-        match self {
-            Self::Registers(m_tiles) => m_tiles.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / DEPTH,
-        }
-    }
-
-    fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
-        match self {
-            Self::Registers(_) => Vec::new(),
-            Self::Shared(m_tiles, _) => m_tiles.iter().map(|addresses| addresses.by_column(k)).collect(),
-        }
-    }
-
-    fn step(&self, k: &mut Builder, by_column: &[Vec<Reg<U32>>], step: u32) -> Vec<[Reg<T>; 4]> {
-        match self {
-            Self::Registers(m_tiles) => m_tiles.iter().map(|m_tile| m_tile[step as usize]).collect(),
-            Self::Shared(m_tiles, _) => {
-                let m_tiles = m_tiles.iter().zip(by_column);
-                m_tiles.map(|(addresses, by_column)| load_left(k, *addresses, by_column, step)).collect()
-            }
-        }
+    /// In the order of an MN-major B: the columns of a fragment of results.
+    fn round(k: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<T>; 4] {
+        round_pairs(k, results)
     }
 }
 
-/// Four columns of a row are 8 bytes: a load of a lane has the pairs of both depth halves.
-fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
-    let [upper, lower] = [0, 8].map(|row| k.load_shared::<T>(addresses.block(by_column, row, step * DEPTH), 2));
-    [upper[0], lower[0], upper[1], lower[1]]
-}
-
-/// Adds `query * keys` to `scores`; the rows of the 8-bit tile at `keys` are keys.
-pub fn multiply_fp8_keys<T: Fp8Target>(
+/// Adds `A · B` to `results`; B is K-major, of 8 bits.
+pub fn multiply_widened_k_major<T: Fp8Target>(
     k: &mut Builder,
     (from, way): (Fp8, Fp8Widening),
-    scores: &Accumulator,
-    query: &Fp8Query<T>,
-    keys: TileAddresses,
+    results: &Accumulator,
+    a: &OperandA<'_, Quads<T>>,
+    b: SharedOperand,
 ) {
     let widener = Fp8Widener::<T>::new(k, from, way);
-    let (query_by_column, by_column) = (query.by_column(k), keys.by_column(k));
-    let key_tiles = scores.m_tiles.first().map_or(0, Vec::len);
-    let steps = query.steps();
+    let (a_by_column, by_column) = (a.by_column(k), b.by_column(k));
+    let tiles = results.m_tiles.first().map_or(0, Vec::len);
+    let steps = a.steps();
     for block in (0..steps).step_by(2) {
-        let lefts: Vec<_> = (block..steps.min(block + 2)).map(|step| query.step(k, &query_by_column, step)).collect();
-        for tile in (0..key_tiles).step_by(2) {
-            let source = keys.block(&by_column, tile as u32 * MMA_N, block * DEPTH);
-            // Of each 8 keys, the matrices of two depth steps.
-            let matrices = k.load_matrix::<T>(source, 4, false);
+        let lefts: Vec<_> = (block..steps.min(block + 2)).map(|step| a.step(k, &a_by_column, step)).collect();
+        for tile in (0..tiles).step_by(2) {
+            // Of each 8 columns of B, the matrices of two depth steps.
+            let matrices = b.load::<T>(k, &by_column, tile as u32 * MMA_N, block * DEPTH);
             for (tile, matrices) in (tile..).zip(matrices.chunks_exact(2)) {
                 for (lefts, matrix) in lefts.iter().zip(matrices) {
                     let word = k.reinterpret::<T, U32>(*matrix);
                     let right = [[0, 1], [2, 3]].map(|bytes| widener.widen(k, word, bytes));
-                    for (left, tiles) in lefts.iter().zip(&scores.m_tiles) {
+                    for (left, tiles) in lefts.iter().zip(&results.m_tiles) {
                         k.mma(MmaShape::M16N8K16, &tiles[tile], left, &right);
                     }
                 }
@@ -271,42 +243,28 @@ pub fn multiply_fp8_keys<T: Fp8Target>(
     }
 }
 
-/// Adds `weights * values` to `output`, whose tiles have even and odd columns of each 16 in turn.
-pub fn multiply_fp8_values<T: Fp8Target>(
+/// Adds `A · B` to `results`, whose tiles have even and odd columns of each 16 in turn; B is MN-major, of 8 bits.
+pub fn multiply_widened_mn_major<T: Fp8Target>(
     k: &mut Builder,
     (from, way): (Fp8, Fp8Widening),
-    output: &Accumulator,
-    weights: &Accumulator,
-    values: TileAddresses,
+    results: &Accumulator,
+    a: &OperandA<'_, Quads<T>>,
+    b: SharedOperand,
 ) {
     let widener = Fp8Widener::<T>::new(k, from, way);
-    let by_column = values.by_column(k);
-    let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
-    let steps = weights.m_tiles.first().map_or(0, Vec::len) / 2;
-    for step in 0..steps {
-        let lefts: Vec<[Reg<T>; 4]> = weights
-            .m_tiles
-            .iter()
-            .map(|tiles| {
-                let [left, right] = [tiles[2 * step], tiles[2 * step + 1]];
-                [
-                    k.pair(left[0], left[1]),
-                    k.pair(left[2], left[3]),
-                    k.pair(right[0], right[1]),
-                    k.pair(right[2], right[3]),
-                ]
-            })
-            .collect();
+    let by_column = b.by_column(k);
+    let columns = results.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
+    for step in 0..a.steps() {
+        let lefts = a.step(k, &[], step);
         for column in (0..columns).step_by(BLOCK_COLUMNS as usize) {
-            let source = values.block(&by_column, step as u32 * DEPTH, column);
-            // Of each 16 columns, the matrices of the first and of the last 8 keys.
-            let matrices = k.load_matrix::<T>(source, 4, true);
+            // Of each 16 columns, the matrices of the first and of the last 8 depths.
+            let matrices = b.load::<T>(k, &by_column, column, step * DEPTH);
             let sixteens = (column..columns).step_by(DEPTH as usize).zip(matrices.chunks_exact(2));
             for (column, matrices) in sixteens {
                 let words = [matrices[0], matrices[1]].map(|matrix| k.reinterpret::<T, U32>(matrix));
                 for (parity, bytes) in [[0, 2], [1, 3]].into_iter().enumerate() {
                     let right = words.map(|word| widener.widen(k, word, bytes));
-                    for (left, tiles) in lefts.iter().zip(&output.m_tiles) {
+                    for (left, tiles) in lefts.iter().zip(&results.m_tiles) {
                         k.mma(MmaShape::M16N8K16, &tiles[(column / MMA_N) as usize + parity], left, &right);
                     }
                 }
@@ -315,8 +273,8 @@ pub fn multiply_fp8_values<T: Fp8Target>(
     }
 }
 
-/// The output of [`multiply_fp8_values`] with pairs of adjacent columns: of each two tiles, the first has columns `4t` and
-/// `4t + 1` of a lane, the second `4t + 2` and `4t + 3`. The registers are the same.
+/// The results of [`multiply_widened_mn_major`] with pairs of adjacent columns: of each two tiles, the first has columns `4t`
+/// and `4t + 1` of a lane, the second `4t + 2` and `4t + 3`. The registers are the same.
 #[must_use]
 pub fn adjacent_columns(output: &Accumulator) -> Accumulator {
     let m_tiles = output.m_tiles.iter().map(|tiles| {

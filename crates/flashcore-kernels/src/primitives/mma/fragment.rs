@@ -3,95 +3,136 @@
 //! A product of 16-bit elements is 16 × 8 with a depth of 16. A lane with group `g = lane / 4` and member `t = lane % 4` holds
 //!
 //! * of the result, rows `g` and `g + 8`, columns `2t` and `2t + 1`: four `f32`;
-//! * of the left operand, the same rows, columns `2t`, `2t + 1`, `2t + 8` and `2t + 9`: four pairs;
-//! * of the right operand, rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` of column `g`: two pairs.
+//! * of A, the same rows, columns `2t`, `2t + 1`, `2t + 8` and `2t + 9`: four pairs;
+//! * of B, rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` of column `g`: two pairs.
 //!
-//! So two neighbouring results, rounded to pairs, are a left operand as they stand: P goes from QK to PV without leaving
+//! So two neighbouring results, rounded to pairs, are A as they stand: P goes from QK to PV without leaving
 //! its registers.
 
-use flashcore_ir::types::{F16x2, F32, U32};
+use flashcore_ir::types::{F16x2, F32, Ty, U32};
 use flashcore_ir::{Builder, MmaShape, Reg};
 
 use crate::element::Element;
-use crate::primitives::{MMA_N, TileAddresses};
+use crate::primitives::{MMA_N, SharedOperand};
 
-/// A left operand in registers: for each 16 rows, one fragment for each depth step.
-#[derive(Debug, Clone)]
-pub struct LeftFragments<T: Element> {
-    m_tiles: Vec<Vec<[Reg<T>; 4]>>,
+/// Fragments of A, by element: of 16 rows and one depth step a lane has four registers.
+pub trait FragmentA {
+    /// A register.
+    type Register: Ty;
+    /// Columns of a depth step.
+    const DEPTH: u32;
+
+    /// Loads the fragment of a depth step of the first 16 rows of an operand, given its
+    /// [`by_column`](SharedOperand::by_column).
+    fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<Self::Register>; 4];
+
+    /// Rounds the results of the columns of a depth step, by 8; what is missing at the end is zero.
+    fn round(k: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<Self::Register>; 4];
 }
 
-impl<T: Element> LeftFragments<T> {
-    /// Loads `columns` columns of the 16 rows that each of `m_tiles` points at.
-    pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
-        let m_tiles = m_tiles.iter().map(|addresses| {
-            let by_column = addresses.by_column(k);
-            (0..columns / T::LAYOUT.mma_k()).map(|step| load_left(k, *addresses, &by_column, step)).collect()
-        });
-        Self { m_tiles: m_tiles.collect() }
+impl<T: Element> FragmentA for T {
+    type Register = T;
+    const DEPTH: u32 = T::LAYOUT.mma_k();
+
+    fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
+        a.load(k, by_column, 0, step * Self::DEPTH)
+    }
+
+    fn round(k: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<T>; 4] {
+        round_pairs(k, results)
     }
 }
 
-fn load_left<T: Element>(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<T>; 4] {
-    let matrices = k.load_matrix(addresses.block(by_column, 0, step * T::LAYOUT.mma_k()), 4, false);
-    [matrices[0], matrices[1], matrices[2], matrices[3]]
-}
-
-/// A left operand: in registers, or loaded or rounded step by step as it is multiplied.
-#[derive(Debug, Clone)]
-pub enum LeftOperand<'a, T: Element> {
-    /// In registers.
-    Registers(LeftFragments<T>),
-    /// In shared memory: for each 16 rows their addresses, and the number of columns.
-    Shared(Vec<TileAddresses>, u32),
-    /// The results of another product, rounded to a P fragment.
-    Accumulator(&'a Accumulator),
-}
-
-impl<T: Element> LeftOperand<'_, T> {
-    /// Depth steps of the product.
-    fn steps(&self) -> u32 {
-        match self {
-            Self::Registers(fragments) => fragments.m_tiles.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / T::LAYOUT.mma_k(),
-            Self::Accumulator(results) => results.m_tiles.first().map_or(0, Vec::len) as u32 / 2,
-        }
-    }
-
-    fn step(&self, k: &mut Builder, by_column: &[Vec<Reg<U32>>], step: u32) -> Vec<[Reg<T>; 4]> {
-        match self {
-            Self::Registers(fragments) => fragments.m_tiles.iter().map(|m_tile| m_tile[step as usize]).collect(),
-            Self::Shared(m_tiles, _) => {
-                let m_tiles = m_tiles.iter().zip(by_column);
-                m_tiles.map(|(addresses, by_column)| load_left(k, *addresses, by_column, step)).collect()
-            }
-            Self::Accumulator(results) => {
-                let tile = 2 * step as usize;
-                results.m_tiles.iter().map(|tiles| round(k, tiles[tile], tiles[tile + 1])).collect()
-            }
-        }
-    }
-
-    fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
-        match self {
-            Self::Registers(_) | Self::Accumulator(_) => Vec::new(),
-            Self::Shared(m_tiles, _) => m_tiles.iter().map(|addresses| addresses.by_column(k)).collect(),
-        }
-    }
-}
-
-/// Two neighbouring results as a left operand.
-fn round<T: Element>(k: &mut Builder, left: [Reg<F32>; 4], right: [Reg<F32>; 4]) -> [Reg<T>; 4] {
+/// Two neighbouring results as a fragment of pairs.
+pub(super) fn round_pairs<T: Element>(k: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<T>; 4] {
+    let [left, right] = [results[0], results[1]];
     [k.pair(left[0], left[1]), k.pair(left[2], left[3]), k.pair(right[0], right[1]), k.pair(right[2], right[3])]
 }
 
-/// A right operand in shared memory, loaded by `ldmatrix` as it is multiplied.
-#[derive(Debug, Clone, Copy)]
-pub enum RightFragments {
-    /// The rows of the tile are the columns of the operand: keys, for scores.
-    Transposed(TileAddresses),
-    /// The rows of the tile are the rows of the operand: values. `ldmatrix` transposes 16-bit elements only.
-    Straight(TileAddresses),
+/// The A operand of a product: in registers, or loaded or rounded step by step as it is multiplied.
+#[derive(Debug, Clone)]
+pub enum OperandA<'a, F: FragmentA> {
+    /// In registers: for each 16 rows the fragment of each depth step, and the columns.
+    Registers(Vec<Vec<[Reg<F::Register>; 4]>>, u32),
+    /// In shared memory: for each 16 rows where they are, and the columns.
+    Shared(Vec<SharedOperand>, u32),
+    /// The results of another product.
+    Accumulator(&'a Accumulator),
+}
+
+impl<F: FragmentA> OperandA<'_, F> {
+    /// Loads `columns` columns of the 16 rows of each of `m_tiles`.
+    pub fn load(k: &mut Builder, m_tiles: &[SharedOperand], columns: u32) -> Self {
+        let m_tiles = m_tiles.iter().map(|a| {
+            let by_column = a.by_column(k);
+            (0..columns.div_ceil(F::DEPTH)).map(|step| F::load(k, *a, &by_column, step)).collect()
+        });
+        Self::Registers(m_tiles.collect(), columns)
+    }
+
+    /// Rounds the results of another product.
+    pub fn round(k: &mut Builder, results: &Accumulator) -> Self {
+        let operand = OperandA::<F>::Accumulator(results);
+        let m_tiles = (0..operand.m_tiles()).map(|m_tile| {
+            let steps = 0..operand.steps();
+            steps.map(|step| operand.fragment(k, &[], m_tile, step)).collect()
+        });
+        Self::Registers(m_tiles.collect(), operand.columns())
+    }
+
+    /// Columns of the operand: the depth of the product.
+    pub(super) fn columns(&self) -> u32 {
+        match self {
+            Self::Registers(_, columns) | Self::Shared(_, columns) => *columns,
+            Self::Accumulator(results) => results.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N,
+        }
+    }
+
+    /// Depth steps of the product.
+    pub(super) fn steps(&self) -> u32 {
+        self.columns().div_ceil(F::DEPTH)
+    }
+
+    /// Rows, by 16.
+    pub(super) fn m_tiles(&self) -> usize {
+        match self {
+            Self::Registers(m_tiles, _) => m_tiles.len(),
+            Self::Shared(m_tiles, _) => m_tiles.len(),
+            Self::Accumulator(results) => results.m_tiles.len(),
+        }
+    }
+
+    /// The base registers of each 16 rows in shared memory.
+    pub(super) fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
+        match self {
+            Self::Registers(..) | Self::Accumulator(_) => Vec::new(),
+            Self::Shared(m_tiles, _) => m_tiles.iter().map(|a| a.by_column(k)).collect(),
+        }
+    }
+
+    /// The fragment of a depth step of 16 rows.
+    pub(super) fn fragment(
+        &self,
+        k: &mut Builder,
+        by_column: &[Vec<Reg<U32>>],
+        m_tile: usize,
+        step: u32,
+    ) -> [Reg<F::Register>; 4] {
+        match self {
+            Self::Registers(m_tiles, _) => m_tiles[m_tile][step as usize],
+            Self::Shared(m_tiles, _) => F::load(k, m_tiles[m_tile], &by_column[m_tile], step),
+            Self::Accumulator(results) => {
+                let (tiles, per_step) = (&results.m_tiles[m_tile], (F::DEPTH / MMA_N) as usize);
+                let first = step as usize * per_step;
+                F::round(k, &tiles[first..tiles.len().min(first + per_step)])
+            }
+        }
+    }
+
+    /// The fragments of a depth step, by 16 rows.
+    pub(super) fn step(&self, k: &mut Builder, by_column: &[Vec<Reg<U32>>], step: u32) -> Vec<[Reg<F::Register>; 4]> {
+        (0..self.m_tiles()).map(|m_tile| self.fragment(k, by_column, m_tile, step)).collect()
+    }
 }
 
 /// Accumulator type of the products of one tile.
@@ -125,31 +166,24 @@ impl Accumulator {
         }
     }
 
-    /// Adds `left * right`. Each fragment of the right operand is loaded once for all rows.
-    pub fn multiply_add<T: Element>(
+    /// Adds `A · B`. Each fragment of B is loaded once for all rows.
+    pub fn multiply<T: Element>(
         &self,
         k: &mut Builder,
-        left: &LeftOperand<'_, T>,
-        right: RightFragments,
+        a: &OperandA<'_, T>,
+        b: SharedOperand,
         accumulation: Accumulation,
     ) {
         let halves = match accumulation {
             Accumulation::F32 => None,
             Accumulation::F16 => Some(Halves::zero(k, self)),
         };
-        let (addresses, transposed) = match right {
-            RightFragments::Transposed(addresses) => (addresses, false),
-            RightFragments::Straight(addresses) => (addresses, true),
-        };
-        let (left_by_column, by_column) = (left.by_column(k), addresses.by_column(k));
+        let (a_by_column, by_column) = (a.by_column(k), b.by_column(k));
         let columns = self.m_tiles.first().map_or(0, Vec::len);
-        for step in 0..left.steps() {
-            let depth = step * T::LAYOUT.mma_k();
-            let lefts = left.step(k, &left_by_column, step);
+        for step in 0..a.steps() {
+            let lefts = a.step(k, &a_by_column, step);
             for tile in (0..columns).step_by(2) {
-                let column = tile as u32 * MMA_N;
-                let (row, column) = if transposed { (depth, column) } else { (column, depth) };
-                let matrices = k.load_matrix::<T>(addresses.block(&by_column, row, column), 4, transposed);
+                let matrices = b.load::<T>(k, &by_column, tile as u32 * MMA_N, step * T::DEPTH);
                 for (m_tile, (left, tiles)) in lefts.iter().zip(&self.m_tiles).enumerate() {
                     for (tile, right) in (tile..).zip(matrices.chunks_exact(2)) {
                         match &halves {

@@ -20,8 +20,8 @@ use flashcore_ir::{Builder, Fp8, Reg};
 
 #[cfg(doc)]
 use super::fp8::adjacent_columns;
-use super::fragment::Accumulator;
-use crate::primitives::{MMA_N, TileAddresses};
+use super::fragment::{Accumulator, FragmentA, OperandA};
+use crate::primitives::{MMA_N, SharedOperand};
 
 /// Depth of a product.
 const DEPTH: u32 = 32;
@@ -36,74 +36,59 @@ const MOST_UNORDERED_REGISTERS: u32 = 64;
 /// Selectors of the bytes of even and of odd columns.
 const PARITIES: [u32; 2] = [0x6420, 0x7531];
 
-/// Q as the left operand of products of 8-bit floats.
-#[derive(Debug, Clone)]
-pub enum E4m3Query {
-    /// In registers: for each 16 rows, the fragments of each depth step.
-    Registers(Vec<Vec<[Reg<U32>; 4]>>),
-    /// In shared memory: for each 16 rows their addresses, and the number of columns.
-    Shared(Vec<TileAddresses>, u32),
-}
+/// Fragments of A of 8-bit floats.
+#[derive(Debug, Clone, Copy)]
+pub struct E4m3;
 
-impl E4m3Query {
-    /// Loads `columns` columns of the 16 rows that each of `m_tiles` points at.
-    pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
-        let m_tiles = m_tiles.iter().map(|addresses| {
-            let by_column = addresses.by_column(k);
-            (0..columns / DEPTH).map(|step| load_block(k, *addresses, &by_column, (0, step * DEPTH), false)).collect()
-        });
-        Self::Registers(m_tiles.collect())
+impl FragmentA for E4m3 {
+    type Register = U32;
+    const DEPTH: u32 = DEPTH;
+
+    fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<U32>; 4] {
+        load_words(k, a, by_column, 0, step * DEPTH)
     }
 
-    fn steps(&self) -> u32 {
-        match self {
-            Self::Registers(m_tiles) => m_tiles.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / DEPTH,
-        }
-    }
-
-    fn by_column(&self, k: &mut Builder) -> Vec<Vec<Reg<U32>>> {
-        match self {
-            Self::Registers(_) => Vec::new(),
-            Self::Shared(m_tiles, _) => m_tiles.iter().map(|addresses| addresses.by_column(k)).collect(),
-        }
-    }
-
-    fn step(&self, k: &mut Builder, by_column: &[Vec<Reg<U32>>], step: u32) -> Vec<[Reg<U32>; 4]> {
-        match self {
-            Self::Registers(m_tiles) => m_tiles.iter().map(|m_tile| m_tile[step as usize]).collect(),
-            Self::Shared(m_tiles, _) => {
-                let m_tiles = m_tiles.iter().zip(by_column);
-                m_tiles
-                    .map(|(addresses, by_column)| load_block(k, *addresses, by_column, (0, step * DEPTH), false))
-                    .collect()
-            }
-        }
+    /// Results that e4m3 has no room for become its largest number.
+    fn round(k: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<U32>; 4] {
+        core::array::from_fn(|index| {
+            // Two tiles are the depths of a register, and two elements of each those of a row.
+            let (first, row) = (index / 2 * 2, index % 2 * 2);
+            let Some([left, right]) = results.get(first..first + 2) else { return k.copy(0u32) };
+            let [low, high] = [left, right].map(|elements| k.fp8_pair(Fp8::E4m3, elements[row], elements[row + 1]));
+            let joined = k.register();
+            k.join_halves_to(joined, low, high);
+            joined
+        })
     }
 }
 
-/// Four matrices of a block of 16 rows and 32 columns.
-fn load_block(
+/// The four matrices of a block, as words.
+fn load_words(
     k: &mut Builder,
-    addresses: TileAddresses,
+    operand: SharedOperand,
     by_column: &[Reg<U32>],
-    (row, column): (u32, u32),
-    transposed: bool,
+    outer: u32,
+    depth: u32,
 ) -> [Reg<U32>; 4] {
-    let matrices = k.load_matrix::<F16x2>(addresses.block(by_column, row, column), 4, transposed);
-    [0, 1, 2, 3].map(|index| k.reinterpret::<F16x2, U32>(matrices[index]))
+    operand.load::<F16x2>(k, by_column, outer, depth).map(|matrix| k.reinterpret::<F16x2, U32>(matrix))
 }
 
-/// Adds `query * keys` to `scores`; the rows of the tile at `keys` are keys, of 8-bit floats of type `ty`.
-pub fn multiply_e4m3_query(k: &mut Builder, ty: Fp8, scores: &Accumulator, query: &E4m3Query, keys: TileAddresses) {
-    let (query_by_column, by_column) = (query.by_column(k), keys.by_column(k));
-    let key_tiles = scores.m_tiles.first().map_or(0, Vec::len);
-    for step in 0..query.steps() {
-        let lefts = query.step(k, &query_by_column, step);
-        for tile in (0..key_tiles).step_by(2) {
-            let matrices = load_block(k, keys, &by_column, (tile as u32 * MMA_N, step * DEPTH), false);
+/// Adds `A · B` to `results`; B is K-major, of 8-bit floats of type `ty`.
+pub fn multiply_e4m3_k_major(
+    k: &mut Builder,
+    ty: Fp8,
+    results: &Accumulator,
+    a: &OperandA<'_, E4m3>,
+    b: SharedOperand,
+) {
+    let (a_by_column, by_column) = (a.by_column(k), b.by_column(k));
+    let tiles = results.m_tiles.first().map_or(0, Vec::len);
+    for step in 0..a.steps() {
+        let lefts = a.step(k, &a_by_column, step);
+        for tile in (0..tiles).step_by(2) {
+            let matrices = load_words(k, b, &by_column, tile as u32 * MMA_N, step * DEPTH);
             for (tile, right) in (tile..).zip([[matrices[0], matrices[1]], [matrices[2], matrices[3]]]) {
-                for (left, tiles) in lefts.iter().zip(&scores.m_tiles) {
+                for (left, tiles) in lefts.iter().zip(&results.m_tiles) {
                     k.mma_fp8([Fp8::E4m3, ty], &tiles[tile], left, &right);
                 }
             }
@@ -111,49 +96,19 @@ pub fn multiply_e4m3_query(k: &mut Builder, ty: Fp8, scores: &Accumulator, query
     }
 }
 
-/// P as the left operand of products of 8-bit floats: weights rounded to e4m3.
-#[derive(Debug, Clone)]
-pub struct E4m3Weights {
-    /// For each 16 rows, the fragments of each 32 keys; the second half of the last is zero where there are 16 keys left.
-    m_tiles: Vec<Vec<[Reg<U32>; 4]>>,
-    keys: u32,
-}
-
-impl E4m3Weights {
-    /// Rounds weights, a multiple of 16 columns. Those that e4m3 has no room for become its largest number.
-    pub fn round(k: &mut Builder, weights: &Accumulator) -> Self {
-        let keys = weights.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
-        let m_tiles = weights.m_tiles.iter().map(|tiles| {
-            let steps = tiles.chunks(4).map(|tiles| {
-                core::array::from_fn(|index| {
-                    // Two tiles are the keys of a register, and two elements of each those of a row.
-                    let (first, row) = (index / 2 * 2, index % 2 * 2);
-                    let Some([left, right]) = tiles.get(first..first + 2) else { return k.copy(0u32) };
-                    let [low, high] =
-                        [left, right].map(|elements| k.fp8_pair(Fp8::E4m3, elements[row], elements[row + 1]));
-                    let joined = k.register();
-                    k.join_halves_to(joined, low, high);
-                    joined
-                })
-            });
-            steps.collect()
-        });
-        Self { m_tiles: m_tiles.collect(), keys }
-    }
-}
-
-/// Multiplies weights by values of 8-bit floats of type `ty`, and adds the products to `output`, whose tiles have even and odd
-/// columns of each 16 in turn. In two levels there are products of their own of 16 columns at a time, and `promote` adds each
-/// element to that of `output`, given its row among those of the lane.
-pub fn multiply_e4m3_weights(
+/// Adds `A · B` to `output`, whose tiles have even and odd columns of each 16 in turn; B is MN-major, of 8-bit floats of type
+/// `ty`. In two levels there are products of their own of 16 columns at a time, and `promote` adds each element to that of
+/// `output`, given its row among those of the lane.
+pub fn multiply_e4m3_mn_major(
     k: &mut Builder,
     ty: Fp8,
     output: &Accumulator,
-    weights: &E4m3Weights,
-    values: TileAddresses,
+    a: &OperandA<'_, E4m3>,
+    b: SharedOperand,
     mut promote: Option<impl FnMut(&mut Builder, usize, Reg<F32>, Reg<F32>)>,
 ) {
-    let by_column = values.by_column(k);
+    let steps: Vec<_> = (0..a.steps()).map(|step| a.step(k, &[], step)).collect();
+    let by_column = b.by_column(k);
     let columns = output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N;
     let output_registers = output.m_tiles.len() as u32 * columns / 2;
     for column in (0..columns).step_by(BLOCK_COLUMNS as usize) {
@@ -161,9 +116,9 @@ pub fn multiply_e4m3_weights(
             // ptxas would start all products before it adds the first to the output, and have no registers for them.
             k.warp_sync();
         }
-        let blocks: Vec<_> = (0..weights.keys)
+        let blocks: Vec<_> = (0..a.columns())
             .step_by(BLOCK_KEYS as usize)
-            .map(|key| load_block(k, values, &by_column, (key, column), true))
+            .map(|key| load_words(k, b, &by_column, column, key))
             .collect();
         for (matrix, column) in
             (column..columns.min(column + BLOCK_COLUMNS)).step_by(MATRIX_COLUMNS as usize).enumerate()
@@ -179,15 +134,15 @@ pub fn multiply_e4m3_weights(
                         .collect(),
                 },
             };
-            for (step, blocks) in blocks.chunks(2).enumerate() {
+            for (lefts, blocks) in steps.iter().zip(blocks.chunks(2)) {
                 for (parity, bytes) in PARITIES.into_iter().enumerate() {
                     // Of each 16 columns, the matrices of the first and of the last 8 keys.
                     let right = [0, 1].map(|half| match blocks.get(half) {
                         Some(words) => k.permute(words[2 * matrix], words[2 * matrix + 1], bytes),
                         None => k.copy(0u32),
                     });
-                    for (weights, product) in weights.m_tiles.iter().zip(&product.m_tiles) {
-                        k.mma_fp8([Fp8::E4m3, ty], &product[parity], &weights[step], &right);
+                    for (left, product) in lefts.iter().zip(&product.m_tiles) {
+                        k.mma_fp8([Fp8::E4m3, ty], &product[parity], left, &right);
                     }
                 }
             }

@@ -7,10 +7,10 @@ mod tf32;
 mod wgmma;
 
 pub use fp8::{
-    Fp8Placement, Fp8Query, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns, adjacent_columns, multiply_fp8_keys,
-    multiply_fp8_values,
+    Fp8Placement, Fp8Target, Fp8Widener, Fp8Widening, LaneColumns, Quads, adjacent_columns, multiply_widened_k_major,
+    multiply_widened_mn_major,
 };
-pub use fragment::{Accumulation, Accumulator, LeftFragments, LeftOperand, RightFragments};
-pub use mma_fp8::{E4m3Query, E4m3Weights, multiply_e4m3_query, multiply_e4m3_weights};
-pub use tf32::{Tf32Products, Tf32Query, ValueWords, multiply_scores, multiply_values};
+pub use fragment::{Accumulation, Accumulator, FragmentA, OperandA};
+pub use mma_fp8::{E4m3, multiply_e4m3_k_major, multiply_e4m3_mn_major};
+pub use tf32::{Tf32Products, ValueWords, multiply_tf32_k_major, multiply_tf32_mn_major};
 pub use wgmma::{HalfTypes, WgmmaA, WgmmaFragments, WgmmaOperand, WgmmaTypes};

@@ -19,8 +19,8 @@ use core::ops::Range;
 use flashcore_ir::types::{F32, Tf32, U32};
 use flashcore_ir::{Builder, Compare, MmaShape, Reg, SharedAddress};
 
-use super::fragment::Accumulator;
-use crate::primitives::{FragmentPosition, MMA_N, SharedLayout, SharedTile, TileAddresses};
+use super::fragment::{Accumulator, FragmentA, OperandA};
+use crate::primitives::{FragmentPosition, MMA_N, SharedLayout, SharedOperand, SharedTile};
 
 /// Depth of a product.
 const DEPTH: u32 = 8;
@@ -74,74 +74,54 @@ impl<const COUNT: usize> Split<COUNT> {
     }
 }
 
-/// The left operand of the scores, Q: in registers, or in shared memory and loaded for each step.
-#[derive(Debug, Clone)]
-pub enum Tf32Query {
-    /// For each 16 rows, the fragments of each depth step.
-    Registers(Vec<Vec<[Reg<F32>; 4]>>),
-    /// For each 16 rows their addresses, and the number of columns.
-    Shared(Vec<TileAddresses>, u32),
-}
+impl FragmentA for Tf32 {
+    type Register = F32;
+    const DEPTH: u32 = DEPTH;
 
-impl Tf32Query {
-    /// Loads `columns` columns of the 16 rows that each of `m_tiles` points at.
-    pub fn load(k: &mut Builder, m_tiles: &[TileAddresses], columns: u32) -> Self {
-        let m_tiles = m_tiles.iter().map(|addresses| {
-            let by_column = addresses.by_column(k);
-            (0..columns / DEPTH).map(|step| load_left(k, *addresses, &by_column, step)).collect()
-        });
-        Self::Registers(m_tiles.collect())
+    fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<F32>; 4] {
+        a.load::<Tf32>(k, by_column, 0, step * DEPTH).map(|matrix| k.reinterpret(matrix))
     }
 
-    fn steps(&self) -> u32 {
-        match self {
-            Self::Registers(m_tiles) => m_tiles.first().map_or(0, Vec::len) as u32,
-            Self::Shared(_, columns) => columns / DEPTH,
-        }
+    /// In the order of [`ValueWords`], and not rounded: column `t` is result `2t`, column `t + 4` is result `2t + 1`.
+    fn round(_: &mut Builder, results: &[[Reg<F32>; 4]]) -> [Reg<F32>; 4] {
+        let results = results[0];
+        [results[0], results[2], results[1], results[3]]
     }
 }
 
-fn load_left(k: &mut Builder, addresses: TileAddresses, by_column: &[Reg<U32>], step: u32) -> [Reg<F32>; 4] {
-    let matrices = k.load_matrix::<Tf32>(addresses.block(by_column, 0, step * DEPTH), 4, false);
-    [0, 1, 2, 3].map(|index| k.reinterpret(matrices[index]))
+impl OperandA<'_, Tf32> {
+    /// The fragment of a depth step of 16 rows, split.
+    fn split(
+        &self,
+        k: &mut Builder,
+        products: Tf32Products,
+        by_column: &[Vec<Reg<U32>>],
+        (m_tile, step): (usize, u32),
+    ) -> Split<4> {
+        let values = self.fragment(k, by_column, m_tile, step);
+        Split::of(k, products, values)
+    }
 }
 
-/// Adds `query * keys` to `scores`; the rows of the tile at `keys` are keys.
-pub fn multiply_scores(
+/// Adds `A · B` to `results`; B is K-major.
+pub fn multiply_tf32_k_major(
     k: &mut Builder,
     products: Tf32Products,
-    scores: &Accumulator,
-    query: &Tf32Query,
-    keys: TileAddresses,
+    results: &Accumulator,
+    a: &OperandA<'_, Tf32>,
+    b: SharedOperand,
 ) {
-    let query_by_column: Vec<Vec<_>> = match query {
-        Tf32Query::Registers(_) => Vec::new(),
-        Tf32Query::Shared(m_tiles, _) => m_tiles.iter().map(|addresses| addresses.by_column(k)).collect(),
-    };
-    let by_column = keys.by_column(k);
+    let (a_by_column, by_column) = (a.by_column(k), b.by_column(k));
     multiply_add(
         k,
-        scores,
-        query.steps(),
-        |k, step| match query {
-            Tf32Query::Registers(m_tiles) => {
-                m_tiles.iter().map(|m_tile| Split::of(k, products, m_tile[step as usize])).collect()
-            }
-            Tf32Query::Shared(m_tiles, _) => m_tiles
-                .iter()
-                .zip(&query_by_column)
-                .map(|(addresses, by_column)| {
-                    let values = load_left(k, *addresses, by_column, step);
-                    Split::of(k, products, values)
-                })
-                .collect(),
-        },
-        // Two tiles of results have a block of 16 keys.
+        results,
+        a.steps(),
+        |k, step| (0..a.m_tiles()).map(|m_tile| a.split(k, products, &a_by_column, (m_tile, step))).collect(),
+        // Two tiles of results have a block of 16 columns.
         |k, step, tiles| {
             let mut all = Vec::new();
             for tile in tiles.step_by(2) {
-                let source = keys.block(&by_column, tile as u32 * MMA_N, step * DEPTH);
-                let matrices = k.load_matrix::<Tf32>(source, 4, false);
+                let matrices = b.load::<Tf32>(k, &by_column, tile as u32 * MMA_N, step * DEPTH);
                 for pair in matrices.chunks_exact(2) {
                     let values = [0, 1].map(|index| k.reinterpret(pair[index]));
                     all.push(Split::of(k, products, values));
@@ -152,31 +132,28 @@ pub fn multiply_scores(
     );
 }
 
-/// Adds `weights * values` to `output`, whose columns are those of the tile.
-pub fn multiply_values(
+/// Adds `A · B` to `results`, whose columns are those of the tile; B is MN-major.
+pub fn multiply_tf32_mn_major(
     k: &mut Builder,
     products: Tf32Products,
-    output: &Accumulator,
-    weights: &Accumulator,
-    values: ValueWords,
+    results: &Accumulator,
+    a: &OperandA<'_, Tf32>,
+    b: ValueWords,
 ) {
-    let by_column = values.by_column(k);
-    // Column `t` is key `2t`, column `t + 4` is key `2t + 1`.
-    let weights: Vec<Vec<Split<4>>> = weights
-        .m_tiles
-        .iter()
-        .map(|tiles| tiles.iter().map(|p| Split::of(k, products, [p[0], p[2], p[1], p[3]])).collect())
+    let by_column = b.by_column(k);
+    let steps = 0..a.steps();
+    let m_tiles: Vec<Vec<Split<4>>> = (0..a.m_tiles())
+        .map(|m_tile| steps.clone().map(|step| a.split(k, products, &[], (m_tile, step))).collect())
         .collect();
-    let steps = weights.first().map_or(0, Vec::len) as u32;
     multiply_add(
         k,
-        output,
-        steps,
-        |_, step| weights.iter().map(|steps| steps[step as usize].clone()).collect(),
+        results,
+        a.steps(),
+        |_, step| m_tiles.iter().map(|steps| steps[step as usize].clone()).collect(),
         |k, step, tiles| {
             let mut all = Vec::new();
             for tile in tiles {
-                let words = values.load(k, &by_column, step * DEPTH, tile as u32 * MMA_N);
+                let words = b.load(k, &by_column, step * DEPTH, tile as u32 * MMA_N);
                 all.push(Split::of(k, products, words));
             }
             all

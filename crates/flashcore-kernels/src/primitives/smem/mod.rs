@@ -9,5 +9,5 @@ pub use copy::{GlobalRows, PackedHeads, PagedRows, TileCopy};
 pub(crate) use swizzle::CHUNKS_PER_ROW;
 pub use swizzle::{PANEL_ROW_BYTES, SwizzledTile, TensorRows};
 pub(crate) use tile::{CHUNK_BYTES, HALF_BYTES};
-pub use tile::{LaneRows, SharedLayout, SharedTile, TileAddresses};
+pub use tile::{SharedLayout, SharedOperand, SharedTile};
 pub use transpose::{TileTranspose, TransposedRows};

@@ -9,8 +9,8 @@
 
 use core::fmt;
 
-use flashcore_ir::types::U32;
-use flashcore_ir::{Builder, Reg, SharedAddress};
+use flashcore_ir::types::{MatrixOperand, U32};
+use flashcore_ir::{Builder, Major, Reg, SharedAddress};
 
 use crate::element::ElementLayout;
 use crate::primitives::FragmentPosition;
@@ -167,33 +167,60 @@ impl SharedTile {
         })
     }
 
-    /// The addresses through which a lane reads the matrices of fragments, see [`LaneRows`].
-    pub(crate) fn addresses(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>, rows: LaneRows) -> TileAddresses {
-        let (row, chunk) = rows.of_lane(k, lane);
-        let first = self.chunk_address(k, base, row, chunk);
-        TileAddresses { tile: self, first, row: 0 }
+    /// The tile as the A operand of a product, read by `ldmatrix`: its rows are the rows of A if K-major, else the columns.
+    pub fn operand_a(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>, major: Major) -> SharedOperand {
+        let order = match major {
+            Major::Depth => MatrixOrder::DownFirst,
+            Major::Outer => MatrixOrder::AcrossFirst,
+        };
+        self.operand(k, base, lane, (major, order))
     }
 
-    /// The addresses at which a lane reads four adjacent 16-bit columns of its row of a fragment, in each 16 columns.
-    pub(crate) fn quads(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>) -> TileAddresses {
+    /// The tile as the B operand of a product, read by `ldmatrix`: its rows are the columns of B if K-major, else the rows.
+    pub fn operand_b(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>, major: Major) -> SharedOperand {
+        let order = match major {
+            Major::Depth => MatrixOrder::AcrossFirst,
+            Major::Outer => MatrixOrder::DownFirst,
+        };
+        self.operand(k, base, lane, (major, order))
+    }
+
+    fn operand(
+        self,
+        k: &mut Builder,
+        base: Reg<U32>,
+        lane: Reg<U32>,
+        (major, order): (Major, MatrixOrder),
+    ) -> SharedOperand {
+        let (row, chunk) = order.of_lane(k, lane);
+        let first = self.chunk_address(k, base, row, chunk);
+        SharedOperand { tile: self, first, major, row: 0, column: 0 }
+    }
+
+    /// The tile as a K-major A operand of which a lane reads four adjacent 16-bit columns of its row of a fragment, in each 16
+    /// columns.
+    pub(crate) fn quads(self, k: &mut Builder, base: Reg<U32>, lane: Reg<U32>) -> SharedOperand {
         let FragmentPosition { group, member } = FragmentPosition::new(k, lane);
         let chunk = k.shr(member, 1u32);
         let half = k.and(member, 1u32);
         let chunk = self.chunk_address(k, base, group, chunk);
-        TileAddresses { tile: self, first: k.mad(half, CHUNK_BYTES / 2, chunk), row: 0 }
+        let first = k.mad(half, CHUNK_BYTES / 2, chunk);
+        SharedOperand { tile: self, first, major: Major::Depth, row: 0, column: 0 }
     }
 }
 
-/// Row and chunk of a block of 16 rows and 32 bytes that each lane points `ldmatrix` at: four 8 × 8 matrices, in one of two orders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LaneRows {
-    /// The matrix below the first comes second: left operands, and right operands that are transposed on the way.
+/// Order of the four 8 × 8 matrices that `ldmatrix` loads of a block of 16 rows and 32 bytes. A fragment of A has the matrix
+/// below the first second, one of B the matrix of the same columns; in a tile that `ldmatrix` transposes, below is beside.
+#[derive(Debug, Clone, Copy)]
+enum MatrixOrder {
+    /// The matrix below the first comes second: A as it is, or B transposed.
     DownFirst,
-    /// The matrix beside the first comes second: right operands whose rows are columns already.
+    /// The matrix beside the first comes second: A transposed, or B as it is.
     AcrossFirst,
 }
 
-impl LaneRows {
+impl MatrixOrder {
+    /// Row and chunk of the block that a lane points at.
     fn of_lane(self, k: &mut Builder, lane: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let within = k.and(lane, PATTERN_ROWS - 1);
         let second = k.bit_field_extract(lane, 3u32, 1u32);
@@ -206,24 +233,33 @@ impl LaneRows {
     }
 }
 
-/// `ldmatrix` addresses of one lane in a tile: any block of 16 rows and 32 bytes by its row and column.
+/// An operand of `mma.sync` in shared memory, as one lane reads it: any block of 16 rows and 32 bytes of its tile.
+///
+/// A K-major operand has the depth of the product in the columns of its tile, an MN-major one in the rows, and `ldmatrix`
+/// transposes it, which it does for 16-bit elements only.
 #[derive(Debug, Clone, Copy)]
-pub struct TileAddresses {
+pub struct SharedOperand {
     tile: SharedTile,
     first: Reg<U32>,
-    /// Rows from where the register points.
+    major: Major,
+    /// Rows and columns of the tile from where the register points.
     row: u32,
+    column: u32,
 }
 
-impl TileAddresses {
-    /// The addresses in the stage that is `bytes` further on.
+impl SharedOperand {
+    /// The operand in the stage that is `bytes` further on.
     pub(crate) fn in_stage(self, k: &mut Builder, bytes: Reg<U32>) -> Self {
         Self { first: k.add(self.first, bytes), ..self }
     }
 
-    /// The addresses `rows` rows further on, a multiple of 8.
-    pub(crate) const fn rows_below(self, rows: u32) -> Self {
-        Self { row: self.row + rows, ..self }
+    /// The operand from row `outer` of A, or column `outer` of B, on: a multiple of 8, and of 16 of an MN-major operand.
+    #[must_use]
+    pub const fn from_outer(self, outer: u32) -> Self {
+        match self.major {
+            Major::Depth => Self { row: self.row + outer, ..self },
+            Major::Outer => Self { column: self.column + outer, ..self },
+        }
     }
 
     /// The base register of a lane's addresses for each depth step of a panel.
@@ -237,15 +273,33 @@ impl TileAddresses {
             .collect()
     }
 
-    /// The address of the block at `row` (a multiple of 8) and `column` (a multiple of the depth), given [`Self::by_column`].
-    pub(crate) fn block(self, by_column: &[Reg<U32>], row: u32, column: u32) -> SharedAddress {
+    /// Loads the block at row `outer` of A, or column `outer` of B, and depth `depth`, given [`Self::by_column`]. The index
+    /// of a row of the tile is a multiple of 8, that of a column one of 32 bytes.
+    pub(crate) fn load<T: MatrixOperand>(
+        self,
+        k: &mut Builder,
+        by_column: &[Reg<U32>],
+        outer: u32,
+        depth: u32,
+    ) -> [Reg<T>; 4] {
+        let matrices = k.load_matrix(self.block(by_column, outer, depth), 4, self.major == Major::Outer);
+        [matrices[0], matrices[1], matrices[2], matrices[3]]
+    }
+
+    /// The address of the block that [`load`](Self::load) loads.
+    pub(crate) fn block(self, by_column: &[Reg<U32>], outer: u32, depth: u32) -> SharedAddress {
+        let (row, column) = match self.major {
+            Major::Depth => (outer, depth),
+            Major::Outer => (depth, outer),
+        };
+        let (row, column) = (self.row + row, self.column + column);
         let (panel, within) = (column / self.tile.panel_columns(), column % self.tile.panel_columns());
         let step = within / self.tile.element.mma_k();
         let beside = match self.tile.layout {
             SharedLayout::Swizzled => 0,
             SharedLayout::Plain | SharedLayout::Padded => within * self.tile.element.bytes,
         };
-        let offset = (self.row + row) * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
+        let offset = row * self.tile.row_bytes() + self.tile.panel_step(panel) + beside;
         SharedAddress::from(by_column[step as usize]).plus(offset as i32)
     }
 }
