@@ -34,8 +34,8 @@ pub use score_mod::{
 };
 pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
 pub use smem::{
-    GlobalRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedOperand, SharedTile, SwizzledTile,
-    TensorRows, TileCopy, TileTranspose, TransposedRows,
+    GlobalRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedOperand, SharedTile, StoredElement,
+    SwizzledTile, TensorRows, TileCopy, TileTranspose, TransposedRows,
 };
 pub use softmax::{
     E4M3_WEIGHT_EXPONENT, Exponential, FinishedRows, OnlineSoftmax, Rescale, RowScale, RowStats, add_sink,

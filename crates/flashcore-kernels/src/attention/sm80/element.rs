@@ -1,21 +1,19 @@
 //! Elements of the Ampere kernel: pairs of 16-bit floats, with keys and values of 16 or of 8 bits, `f32` as `tf32`, and query,
 //! key and value of 8 bits.
 //!
-//! The mainloop and the epilogue are the same for all; here is what is not: fragments, products, and the way of the output
-//! through shared memory.
+//! The mainloop and the epilogue are the same for all; here is what is not: fragments and products.
 
 use core::marker::PhantomData;
 
 use flashcore_ir::types::{F32, Tf32, U32};
-use flashcore_ir::{Builder, Fp8, Major, Reg, SharedAddress};
+use flashcore_ir::{Builder, Fp8, Major, Reg};
 
 use super::scales::KvScales;
-use super::{Tiles, Warp};
 use crate::config::AmpereConfig;
 use crate::element::{Element, ElementLayout};
 use crate::primitives::{
-    Accumulator, E4m3, Fp8Target, FragmentA, LaneColumns, MMA_M, MMA_N, OnlineSoftmax, OperandA, Quads, ROW_STEP,
-    Rescale, RowScale, SharedOperand, SharedTile, ValueWords, adjacent_columns, multiply_e4m3_k_major,
+    Accumulator, E4m3, Fp8Target, FragmentA, LaneColumns, OnlineSoftmax, OperandA, Quads, Rescale, RowScale,
+    SharedOperand, SharedTile, StoredElement, ValueWords, adjacent_columns, multiply_e4m3_k_major,
     multiply_e4m3_mn_major, multiply_tf32_k_major, multiply_tf32_mn_major, multiply_widened_k_major,
     multiply_widened_mn_major,
 };
@@ -29,6 +27,8 @@ pub(crate) trait TensorElement: Sized + 'static {
     const QUERY_LAYOUT: ElementLayout = Self::LAYOUT;
     /// The columns of a lane in [`output`](Self::output).
     const COLUMNS: LaneColumns = LaneColumns::Pairs;
+    /// The output in memory.
+    type Stored: StoredElement;
     /// Fragments of A.
     type Fragment: FragmentA;
     /// V as the B operand.
@@ -59,9 +59,6 @@ pub(crate) trait TensorElement: Sized + 'static {
         output.clone()
     }
 
-    /// Writes the warp's rows of the output to the shared-memory tile of the query.
-    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator);
-
     /// Columns beside each other as they are in memory.
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>>;
 }
@@ -88,6 +85,7 @@ impl<T: TensorElement> BlockOperands<'_, T> {
 
 impl<T: Element> TensorElement for T {
     const LAYOUT: ElementLayout = T::LAYOUT;
+    type Stored = T;
     type Fragment = T;
     type Values = SharedOperand;
 
@@ -113,23 +111,6 @@ impl<T: Element> TensorElement for T {
         });
     }
 
-    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        let tile = tiles.output;
-        let row = k.add(warp.first_row, warp.position.group);
-        let within_chunk = k.mul(warp.position.member, 2 * <T as Element>::LAYOUT.bytes);
-        // A fragment's columns, in 16-bit pairs, are a chunk.
-        for column in (0..columns(output)).step_by(MMA_N as usize) {
-            let (panel, chunk) = (column / tile.panel_columns(), column % tile.panel_columns() / MMA_N);
-            let chunk = k.copy(chunk);
-            let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
-            let address = k.add(chunk_address, within_chunk);
-            stage_columns(k, tile, (address, panel), output, column, |k, to, pair| {
-                let rounded = k.pair::<T>(pair[0], pair[1]);
-                k.store_shared(to, &[rounded]);
-            });
-        }
-    }
-
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
         let pairs = columns.chunks_exact(2).map(|pair| {
             let pair = k.pair::<T>(pair[0], pair[1]);
@@ -149,6 +130,7 @@ impl<T: Fp8Target, const IS_E5M2: bool> Fp8Kv<T, IS_E5M2> {
 impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
     const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
     const COLUMNS: LaneColumns = LaneColumns::Quads;
+    type Stored = T;
     type Fragment = Quads<T>;
     type Values = SharedOperand;
 
@@ -183,10 +165,6 @@ impl<T: Fp8Target, const IS_E5M2: bool> TensorElement for Fp8Kv<T, IS_E5M2> {
         adjacent_columns(output)
     }
 
-    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        stage_quads::<T>(k, warp, tiles.output, output);
-    }
-
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
         <T as TensorElement>::words(k, columns)
     }
@@ -204,6 +182,7 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
     const LAYOUT: ElementLayout = <T as Element>::LAYOUT;
     const QUERY_LAYOUT: ElementLayout = ElementLayout::of(DType::E4m3);
     const COLUMNS: LaneColumns = LaneColumns::Quads;
+    type Stored = T;
     type Fragment = E4m3;
     type Values = SharedOperand;
 
@@ -255,10 +234,6 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
         adjacent_columns(output)
     }
 
-    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        stage_quads::<T>(k, warp, tiles.output, output);
-    }
-
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
         <T as TensorElement>::words(k, columns)
     }
@@ -267,6 +242,7 @@ impl<T: Element, const IS_E5M2: bool, const TWO_LEVELS: bool> TensorElement for 
 /// `f32`, multiplied as `tf32`.
 impl TensorElement for Tf32 {
     const LAYOUT: ElementLayout = ElementLayout::of(DType::F32);
+    type Stored = Self;
     type Fragment = Self;
     type Values = ValueWords;
 
@@ -293,68 +269,7 @@ impl TensorElement for Tf32 {
         });
     }
 
-    fn stage_output(k: &mut Builder, warp: &Warp, tiles: &Tiles, output: &Accumulator) {
-        let tile = tiles.output;
-        let row = k.add(warp.first_row, warp.position.group);
-        // A lane's two columns are half a chunk; a fragment's are two chunks.
-        let lane_chunk = k.shr(warp.position.member, 1u32);
-        let half = k.and(warp.position.member, 1u32);
-        for column in (0..columns(output)).step_by(MMA_N as usize) {
-            let panel = column / tile.panel_columns();
-            let chunk = k.add(lane_chunk, column % tile.panel_columns() / tile.element.chunk_elements());
-            let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
-            let address = k.mad(half, 2 * tile.element.bytes, chunk_address);
-            stage_columns(k, tile, (address, panel), output, column, |k, to, pair| k.store_shared(to, pair));
-        }
-    }
-
     fn words(k: &mut Builder, columns: &[Reg<F32>]) -> Vec<Reg<U32>> {
         columns.iter().map(|column| k.reinterpret::<F32, U32>(*column)).collect()
-    }
-}
-
-/// Columns of the output, padded.
-fn columns(output: &Accumulator) -> u32 {
-    output.m_tiles.first().map_or(0, Vec::len) as u32 * MMA_N
-}
-
-/// Stores the lane's pairs of columns of one fragment in each of its rows; `address` is that of the first row in panel 0.
-fn stage_columns(
-    k: &mut Builder,
-    tile: SharedTile,
-    (address, panel): (Reg<U32>, u32),
-    output: &Accumulator,
-    column: u32,
-    mut store: impl FnMut(&mut Builder, SharedAddress, &[Reg<F32>]),
-) {
-    for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
-        for (half, pair) in fragments[(column / MMA_N) as usize].chunks_exact(2).enumerate() {
-            let rows_below = m_tile as u32 * MMA_M + half as u32 * ROW_STEP;
-            let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
-            store(k, SharedAddress::from(address).plus(below as i32), pair);
-        }
-    }
-}
-
-/// Stores the lane's four adjacent columns of each 16 ([`LaneColumns::Quads`]) in each of its rows, as pairs of `T`.
-fn stage_quads<T: Element>(k: &mut Builder, warp: &Warp, tile: SharedTile, output: &Accumulator) {
-    let row = k.add(warp.first_row, warp.position.group);
-    // A lane's four columns are half a chunk, those of two tiles two chunks.
-    let lane_chunk = k.shr(warp.position.member, 1u32);
-    let half = k.and(warp.position.member, 1u32);
-    for column in (0..columns(output)).step_by(2 * MMA_N as usize) {
-        let panel = column / tile.panel_columns();
-        let chunk = k.add(lane_chunk, column % tile.panel_columns() / tile.element.chunk_elements());
-        let chunk_address = tile.chunk_address(k, warp.shared_base, row, chunk);
-        let address = k.mad(half, 4 * tile.element.bytes, chunk_address);
-        for (m_tile, fragments) in output.m_tiles.iter().enumerate() {
-            let [left, right] = [0, 1].map(|index| fragments[(column / MMA_N) as usize + index]);
-            for upper in [0, 2] {
-                let pairs = [left, right].map(|pair| k.pair::<T>(pair[upper], pair[upper + 1]));
-                let rows_below = m_tile as u32 * MMA_M + upper as u32 / 2 * ROW_STEP;
-                let below = rows_below * tile.row_bytes() + tile.panel_step(panel);
-                k.store_shared(SharedAddress::from(address).plus(below as i32), &pairs);
-            }
-        }
     }
 }

@@ -90,7 +90,10 @@ fn store_output<T: TensorElement>(
 ) {
     // The rows of this warp are its own, so that only its lanes wait for each other.
     k.warp_sync();
-    k.section("stage output", |k| T::stage_output(k, warp, tiles, output));
+    k.section("stage output", |k| {
+        let Warp { shared_base, first_row, position, .. } = *warp;
+        tiles.output.write_rows::<T::Stored>(k, (output, T::COLUMNS), shared_base, first_row, position);
+    });
     k.warp_sync();
     k.section("store output", |k| copy_output(k, context, warp, tiles));
 }

@@ -9,8 +9,7 @@ use flashcore_ir::types::{Pred, S32, U32, U64};
 use flashcore_ir::{Builder, Reg, SharedAddress};
 
 use super::tile::CHUNK_BYTES;
-use crate::element::{Element, ElementLayout};
-use crate::primitives::Accumulator;
+use crate::element::ElementLayout;
 
 /// Bytes of a row of a panel: the width of the swizzle.
 pub const PANEL_ROW_BYTES: u32 = 128;
@@ -66,27 +65,6 @@ impl SwizzledTile {
             let target = SharedAddress::from(target).plus(offset as i32);
             let options = TensorCopyOptions { policy, ..TensorCopyOptions::default() };
             k.when(leader, |k| k.tensor_load(target, map, &[column, row, head, batch], barrier, options));
-        }
-    }
-
-    /// Writes 16 rows of results, those of a warp, rounded, to an address in the tile, by `stmatrix`.
-    pub fn write_rows<T: Element>(self, k: &mut Builder, results: &Accumulator, address: Reg<U32>, lane: Reg<U32>) {
-        // `stmatrix` stores 8 x 8 elements of 16 bits. Lanes point at the rows of 16 x 16: the first 16 lanes of the left
-        // half, the others of the right.
-        let (row, half) = (k.and(lane, 15u32), k.shr(lane, 4u32));
-        let row_address = k.mad(row, PANEL_ROW_BYTES, address);
-        let pattern = k.and(lane, CHUNKS_PER_ROW - 1);
-        let steps = (0..CHUNKS_PER_ROW).step_by(2).map(|first| {
-            let chunk = (half + first) ^ pattern;
-            k.eval(chunk.mul_add(CHUNK_BYTES, row_address))
-        });
-        let steps: Vec<_> = steps.collect();
-        for (number, fragments) in results.m_tiles[0].chunks(2).enumerate() {
-            let pairs = fragments.iter().flat_map(|fragment| fragment.chunks_exact(2));
-            let words: Vec<Reg<T>> = pairs.map(|pair| k.pair(pair[0], pair[1])).collect();
-            let panel = (number / steps.len()) as u32;
-            let target = SharedAddress::from(steps[number % steps.len()]).plus((panel * self.panel_bytes()) as i32);
-            k.store_matrix(target, &words, false);
         }
     }
 

@@ -1,7 +1,15 @@
-//! `exp2` of scores: by the special-function unit, or every fourth by FMA emulation.
+//! Weights of scores, `2^(score · scale + shift)`: by the special-function unit, or every fourth by FMA emulation.
+//!
+//! In the online softmax the shift of a row is minus its row max. Where the LSE of a row is known, as in a backward pass, the
+//! shift is minus the LSE, and weights are those of the whole row ([`Exponential::weights_of_lse`]).
+
+use core::f32::consts::LOG2_E;
 
 use flashcore_ir::types::{F32, U32};
 use flashcore_ir::{Builder, Compare, Reg};
+use flashcore_problem::LseBase;
+
+use crate::primitives::Accumulator;
 
 /// Implementation of the exponentials of scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,8 +32,54 @@ impl Exponential {
         }
     }
 
+    /// Replaces scores by weights, `2^(score · scale + shift)`, in place; scale and shift are those of a row. Visits each
+    /// weight with its row and column, as [`Accumulator::each`].
+    pub(super) fn weights(
+        self,
+        k: &mut Builder,
+        scores: &Accumulator,
+        scale: impl Fn(usize) -> Option<Reg<F32>>,
+        shift: &[Reg<F32>],
+        mut visit: impl FnMut(&mut Builder, usize, u32, Reg<F32>),
+    ) {
+        let mut index = 0;
+        scores.each(|row, column, score| {
+            match scale(row) {
+                Some(scale) => k.scale_add_to(score, scale, shift[row]),
+                None => k.add_to(score, shift[row]),
+            }
+            self.apply(k, score, index);
+            index += 1;
+            visit(k, row, column, score);
+        });
+    }
+
+    /// Replaces scores by weights, in place, given the LSE of each of a lane's rows: `exp(score - lse)`. `scale` is
+    /// `scale * log2(e)`, or none where scores are scaled and in base 2 already. The weights of an empty row are zero.
+    pub fn weights_of_lse(
+        self,
+        k: &mut Builder,
+        scores: &Accumulator,
+        scale: Option<Reg<F32>>,
+        lse: &[Reg<F32>],
+        base: LseBase,
+    ) {
+        k.section("weights of lse", |k| {
+            let shift = lse.iter().map(|lse| {
+                let empty = k.compare(Compare::Eq, *lse, f32::NEG_INFINITY);
+                let shift = match base {
+                    LseBase::Natural => k.mul(*lse, -LOG2_E),
+                    LseBase::Two => k.neg(*lse),
+                };
+                k.select(empty, 0.0f32, shift)
+            });
+            let shift: Vec<_> = shift.collect();
+            self.weights(k, scores, |_| scale, &shift, |_, _, _, _| {});
+        });
+    }
+
     /// `score = 2^score`, of score `index` of a lane.
-    pub(super) fn apply(self, k: &mut Builder, score: Reg<F32>, index: usize) {
+    fn apply(self, k: &mut Builder, score: Reg<F32>, index: usize) {
         match self {
             Self::Shared if index.is_multiple_of(EMULATED_EVERY) => emulate(k, score),
             _ => k.exp2_to(score),

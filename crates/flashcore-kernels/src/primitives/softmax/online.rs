@@ -146,12 +146,7 @@ impl OnlineSoftmax {
             });
         });
         k.section("exp and sum", |k| {
-            let mut index = 0;
-            scores.each(|row, _, score| {
-                self.exp2_of_score(k, row, score, row_scale.shift[row], index);
-                index += 1;
-                k.add_to(self.row_sum[row], score);
-            });
+            self.weights(k, scores, &row_scale, |k, row, _, weight| k.add_to(self.row_sum[row], weight));
         });
     }
 
@@ -217,14 +212,11 @@ impl OnlineSoftmax {
                 k.mul_to(*sum, *factor);
             }
             let mut others: Vec<Option<Reg<F32>>> = vec![None; self.row_sum.len()];
-            let mut index = 0;
-            scores.each(|row, column, score| {
-                self.exp2_of_score(k, row, score, row_scale.shift[row], index);
-                index += 1;
+            self.weights(k, scores, row_scale, |k, row, column, weight| {
                 match (column as usize % CHAINS, others[row]) {
-                    (0, _) => k.add_to(self.row_sum[row], score),
-                    (_, Some(other)) => k.add_to(other, score),
-                    (_, None) => others[row] = Some(k.copy(score)),
+                    (0, _) => k.add_to(self.row_sum[row], weight),
+                    (_, Some(other)) => k.add_to(other, weight),
+                    (_, None) => others[row] = Some(k.copy(weight)),
                 }
             });
             for (sum, other) in self.row_sum.iter().zip(others) {
@@ -247,13 +239,14 @@ impl OnlineSoftmax {
         self.row_scales.as_ref().map_or(self.scale, |scales| Some(scales[row]))
     }
 
-    /// `score = 2^(score * scale + shift)`, of score `index` of a lane.
-    fn exp2_of_score(&self, k: &mut Builder, row: usize, score: Reg<F32>, shift: Reg<F32>, index: usize) {
-        match self.scale(row) {
-            Some(scale) => k.scale_add_to(score, scale, shift),
-            None => k.add_to(score, shift),
-        }
-        self.exponential.apply(k, score, index);
+    fn weights(
+        &self,
+        k: &mut Builder,
+        scores: &Accumulator,
+        row_scale: &RowScale,
+        visit: impl FnMut(&mut Builder, usize, u32, Reg<F32>),
+    ) {
+        self.exponential.weights(k, scores, |row| self.scale(row), &row_scale.shift, visit);
     }
 
     /// Minus the scaled row max. A row without a key so far has none; its weights are `2^(-inf - 0) = 0`.
