@@ -29,7 +29,7 @@ pub mod attention;
 mod bindings;
 pub mod cache;
 pub mod config;
-mod element;
+pub mod element;
 mod grid;
 pub mod heuristics;
 mod launch_plan;

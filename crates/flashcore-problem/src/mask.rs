@@ -65,14 +65,27 @@ impl Mask {
 
     /// The keys that query row `row` attends, of `key_length` keys; empty when there are none.
     pub(crate) fn attended_keys(self, query_length: usize, key_length: usize, row: usize) -> Range<usize> {
-        let position = signed(row).saturating_add(self.alignment().offset(query_length, key_length));
+        let offset = self.alignment().offset(query_length, key_length);
         let (left, right) = self.limits();
-        let first = left.map_or(0, |left| position.saturating_sub(signed(left)));
-        let end = right.map_or(signed(key_length), |right| position.saturating_add(signed(right)).saturating_add(1));
-        let first = first.clamp(0, signed(key_length)) as usize;
-        let end = end.clamp(0, signed(key_length)) as usize;
-        first..end.max(first)
+        window(signed(row).saturating_add(offset), left, right, key_length)
     }
+
+    /// The query rows that attend key `key`, of `query_length` rows: the same windows, with their sides exchanged.
+    pub(crate) fn attending_rows(self, query_length: usize, key_length: usize, key: usize) -> Range<usize> {
+        let offset = self.alignment().offset(query_length, key_length);
+        let (left, right) = self.limits();
+        window(signed(key).saturating_sub(offset), right, left, query_length)
+    }
+}
+
+/// The indices from `before` before a position to `after` after it, of `length`; `None` is no limit.
+fn window(position: isize, before: Option<usize>, after: Option<usize>, length: usize) -> Range<usize> {
+    let length = signed(length);
+    let first = before.map_or(0, |before| position.saturating_sub(signed(before)));
+    let end = after.map_or(length, |after| position.saturating_add(signed(after)).saturating_add(1));
+    let first = first.clamp(0, length) as usize;
+    let end = end.clamp(0, length) as usize;
+    first..end.max(first)
 }
 
 /// Lengths beyond `isize::MAX` do not pass validation; a window that large is no limit.
@@ -118,7 +131,7 @@ mod tests {
         assert_eq!(drawn, expected, "{mask} of {query_length} queries and {key_length} keys");
     }
 
-    fn window(left: impl Into<Option<usize>>, right: impl Into<Option<usize>>, alignment: Alignment) -> Mask {
+    fn between(left: impl Into<Option<usize>>, right: impl Into<Option<usize>>, alignment: Alignment) -> Mask {
         Mask::Window { left: left.into(), right: right.into(), alignment }
     }
 
@@ -135,12 +148,31 @@ mod tests {
 
     #[test]
     fn windows_are_inclusive_on_both_sides() {
-        check(window(1, 0, TopLeft), 4, 4, &["x...", "xx..", ".xx.", "..xx"]);
-        check(window(0, 1, TopLeft), 4, 4, &["xx..", ".xx.", "..xx", "...x"]);
-        check(window(0, 0, BottomRight), 2, 4, &["..x.", "...x"]);
-        check(window(1, None, BottomRight), 2, 4, &[".xxx", "..xx"]);
-        check(window(None, 1, TopLeft), 2, 4, &["xx..", "xxx."]);
-        check(window(0, 0, TopLeft), 4, 2, &["x.", ".x", "..", ".."]);
-        check(window(usize::MAX, usize::MAX, BottomRight), 2, 2, &["xx", "xx"]);
+        check(between(1, 0, TopLeft), 4, 4, &["x...", "xx..", ".xx.", "..xx"]);
+        check(between(0, 1, TopLeft), 4, 4, &["xx..", ".xx.", "..xx", "...x"]);
+        check(between(0, 0, BottomRight), 2, 4, &["..x.", "...x"]);
+        check(between(1, None, BottomRight), 2, 4, &[".xxx", "..xx"]);
+        check(between(None, 1, TopLeft), 2, 4, &["xx..", "xxx."]);
+        check(between(0, 0, TopLeft), 4, 2, &["x.", ".x", "..", ".."]);
+        check(between(usize::MAX, usize::MAX, BottomRight), 2, 2, &["xx", "xx"]);
+    }
+    /// Rows of a key are the transpose of keys of a row, for every mask of every small shape.
+    #[test]
+    fn both_directions_agree() {
+        let limits = [None, Some(0), Some(1), Some(3), Some(usize::MAX)];
+        let mut masks = vec![Mask::None, Mask::Causal(TopLeft), Mask::Causal(BottomRight)];
+        for (left, right) in limits.iter().flat_map(|left| limits.map(|right| (*left, right))) {
+            masks.extend([TopLeft, BottomRight].map(|alignment| between(left, right, alignment)));
+        }
+        for (mask, queries, keys) in
+            masks.iter().flat_map(|mask| (0..9).flat_map(move |queries| (0..9).map(move |keys| (mask, queries, keys))))
+        {
+            let attended: Vec<_> = (0..queries).map(|row| mask.attended_keys(queries, keys, row)).collect();
+            for key in 0..keys {
+                let rows: Vec<_> = (0..queries).filter(|row| attended[*row].contains(&key)).collect();
+                let range: Vec<_> = mask.attending_rows(queries, keys, key).collect();
+                assert_eq!(range, rows, "key {key} of {mask}, {queries} queries and {keys} keys");
+            }
+        }
     }
 }

@@ -167,6 +167,12 @@ impl Problem {
         self.mask.attended_keys(self.query_length, batch_key_length, row)
     }
 
+    /// The query rows that attend key `key` of a batch that has `batch_key_length` keys: [`attended_keys`](Self::attended_keys)
+    /// in the other direction.
+    pub fn attending_rows(&self, batch_key_length: usize, key: usize) -> Range<usize> {
+        self.mask.attending_rows(self.query_length, batch_key_length, key)
+    }
+
     /// True if query row `row` attends key `key` when its batch has `batch_key_length` keys.
     pub fn attends(&self, batch_key_length: usize, row: usize, key: usize) -> bool {
         self.attended_keys(batch_key_length, row).contains(&key)

@@ -38,21 +38,22 @@ impl KvRange {
     /// The range of `tile_m` rows, in blocks of `tile_n` keys.
     pub(crate) fn new(k: &mut Builder, context: &TileContext, tile_m: u32, tile_n: u32) -> Self {
         k.section("kv range", |k| {
-            let last_row = last_row(k, context, tile_m);
-            let begin = context.first_key(k, context.first_row);
-            let begin = k.eval((begin.unsigned() / tile_n * tile_n).signed());
-            let left = context.specialization.left;
+            let rows = [context.first_row, last_row(k, context, tile_m)];
+            let window = context.window();
+            let [begin, end] = window.attended_by_some(k, rows, tile_n);
+            let batch_begin = window.before.map(|_| {
+                let first_row = k.copy(0u32);
+                window.first(k, first_row)
+            });
+            let (full_begin, full_end) = window.attended_by_all(k, rows);
             let range = Self {
                 key_length: context.key_length,
                 begin,
-                end: context.end_key(k, last_row),
-                batch_begin: left.then(|| {
-                    let first_row = k.copy(0u32);
-                    context.first_key(k, first_row)
-                }),
+                end,
+                batch_begin,
                 first_new_key: context.sequence.new_keys.map(|new_keys| new_keys.first_key),
-                full_begin: left.then(|| context.first_key(k, last_row)),
-                full_end: context.end_key(k, context.first_row),
+                full_begin,
+                full_end,
                 tile_n,
             };
             if context.specialization.mask_mod.is_none() {

@@ -9,7 +9,7 @@ use flashcore_problem::{DType, Operand};
 use crate::parameters::{Parameters, TileParameters};
 use crate::primitives::{
     AddedTerm, BiasTerms, BoundExpression, ExpressionCode, ExpressionTables, GlobalRows, KeyMask, LaneScores,
-    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms, TensorRows,
+    PackedHeads, ScoreBlock, ScorePositions, ScoreTerms, TensorRows, Window,
 };
 use crate::specialization::Specialization;
 
@@ -416,35 +416,31 @@ impl TileContext {
         k.mad(index, 4u64, self.parameters.lse)
     }
 
+    /// The keys that the query rows attend.
+    pub(crate) fn window(&self) -> Window {
+        let Self { parameters, specialization, .. } = self;
+        Window {
+            offset: self.causal_offset,
+            packed: self.packed,
+            before: specialization.left.then_some(parameters.window_left),
+            after: specialization.right.then_some(parameters.window_right),
+            length: self.key_length,
+        }
+    }
+
     /// The position of a query row among the keys.
     pub(crate) fn position(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
-        let row = match self.packed {
-            None => row,
-            Some(group) => k.div(row, group),
-        };
-        k.eval(row.signed() + self.causal_offset)
+        self.window().position(k, row)
     }
 
     /// The first key that a query row attends.
     pub(crate) fn first_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
-        if !self.specialization.left {
-            return k.copy(0i32);
-        }
-        k.section("window", |k| {
-            let position = self.position(k, row);
-            k.eval((position - self.parameters.window_left).max(0).min(self.key_length))
-        })
+        self.window().first(k, row)
     }
 
     /// One past the last key that a query row attends; never before the first.
     pub(crate) fn end_key(&self, k: &mut Builder, row: Reg<U32>) -> Reg<S32> {
-        if !self.specialization.right {
-            return self.key_length;
-        }
-        k.section("window", |k| {
-            let position = self.position(k, row);
-            k.eval((position + self.parameters.window_right + 1).min(self.key_length).max(0))
-        })
+        self.window().end(k, row)
     }
 
     /// The entry of the query head in an array of one `f32` per head.
@@ -541,15 +537,8 @@ impl TileContext {
     /// The mask of the keys that the rows of a lane attend. `others` are the positions of all rows but the first, where
     /// these are not as far apart as in a fragment.
     pub(crate) fn key_mask(&self, positions: &ScorePositions, others: Vec<Reg<S32>>) -> KeyMask {
-        let Self { parameters, specialization, key_length, .. } = *self;
-        KeyMask {
-            position: positions.position,
-            others,
-            column: positions.column,
-            left: specialization.left.then_some(parameters.window_left),
-            right: specialization.right.then_some(parameters.window_right),
-            key_length,
-            rows: positions.rows.len() as u32,
-        }
+        let Window { before: left, after: right, length: key_length, .. } = self.window();
+        let ScorePositions { position, column, .. } = *positions;
+        KeyMask { position, others, column, left, right, key_length, rows: positions.rows.len() as u32 }
     }
 }

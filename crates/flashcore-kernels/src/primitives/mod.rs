@@ -8,6 +8,7 @@
 //!   registers or shared memory and a [`SharedOperand`], [`Accumulator::multiply_async`] that of a warpgroup (`wgmma`), of a
 //!   [`WgmmaA`] in registers or shared memory and a [`WgmmaOperand`]. Operands in shared memory are K-major or MN-major;
 //! * [`ScoreTerms`] turns products into scores, [`KeyMask`] masks them, and [`OnlineSoftmax`] turns them into weights;
+//! * [`Window`] gives the keys that rows attend, and the rows that attend keys;
 //! * [`ExpressionCode`] is the code of a `score_mod` or `mask_mod`.
 
 mod mask;
@@ -18,6 +19,7 @@ mod score_mod;
 mod smem;
 mod softmax;
 mod vector;
+mod window;
 
 pub use mask::KeyMask;
 pub use mma::{
@@ -42,6 +44,7 @@ pub use softmax::{
 };
 pub(crate) use softmax::{lse_exact, lse_log2, normalize_row, reduce_row};
 pub(crate) use vector::{VectorBits, VectorType, used_strides, vector_elements};
+pub use window::Window;
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Reg};
