@@ -58,7 +58,7 @@ pub const ROW_STEP: u32 = 8;
 /// Columns of the result of an `m16n8` product.
 pub const MMA_N: u32 = 8;
 
-/// Position of a lane in a tensor-core fragment: results and left operands have rows `group` and `group + 8`, and
+/// Position of a lane in a tensor-core fragment: results and A have rows `group` and `group + 8`, and
 /// columns `2 * member` and the next.
 #[derive(Debug, Clone, Copy)]
 pub struct FragmentPosition {

@@ -52,15 +52,15 @@ impl Window {
         })
     }
 
-    /// What some of the indices from `first` to `last` attend: the first, rounded down to a multiple of `tile`, and one past
-    /// the last.
+    /// The range that some of the indices from `first` to `last` attend: the first, rounded down to a multiple of `tile`, and
+    /// one past the last.
     pub fn attended_by_some(&self, k: &mut Builder, [first, last]: [Reg<U32>; 2], tile: u32) -> [Reg<S32>; 2] {
         let begin = self.first(k, first);
         let begin = k.eval((begin.unsigned() / tile * tile).signed());
         [begin, self.end(k, last)]
     }
 
-    /// What all of the indices from `first` to `last` attend: the first, unless that is 0, and one past the last.
+    /// The range that all of the indices from `first` to `last` attend: the first, unless that is 0, and one past the last.
     pub fn attended_by_all(&self, k: &mut Builder, [first, last]: [Reg<U32>; 2]) -> (Option<Reg<S32>>, Reg<S32>) {
         let begin = self.before.map(|_| self.first(k, last));
         (begin, self.end(k, first))

@@ -1,7 +1,7 @@
 //! `mma.sync` m16n8k32 of 8-bit floats: query, key and value are multiplied as they are, from `sm_89` on.
 //!
-//! A lane with group `g` and member `t` holds in each register four adjacent depths, `4t` to `4t + 3` of 16: of the left
-//! operand those of row `g` or `g + 8`, of the right operand those of column `g`. Nothing is exchanged between lanes:
+//! A lane with group `g` and member `t` holds in each register four adjacent depths, `4t` to `4t + 3` of 16: of A
+//! those of row `g` or `g + 8`, of B those of column `g`. Nothing is exchanged between lanes:
 //!
 //! * Of Q and K, `ldmatrix` gives a lane four adjacent columns of its row: the operands as they are.
 //! * Of P, a lane has keys `2t` and `2t + 1` of each 8. The order of keys in a sum does not matter if P and V have the same, so

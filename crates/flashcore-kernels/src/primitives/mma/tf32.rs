@@ -8,10 +8,10 @@
 //! towards zero, by up to a unit in the last place of `f32` each. So chains are [`CHAIN`] steps long, the products with
 //! `low` have a chain of their own, and chains are added up by ordinary additions, which round to nearest.
 //!
-//! A lane with group `g = lane / 4` and member `t = lane % 4` holds of the left operand rows `g` and `g + 8`, columns `t`
-//! and `t + 4`, of the right operand rows `t` and `t + 4` of column `g`: what `ldmatrix` gives when it moves a row of four
+//! A lane with group `g = lane / 4` and member `t = lane % 4` holds of A rows `g` and `g + 8`, columns `t`
+//! and `t + 4`, of B rows `t` and `t + 4` of column `g`: what `ldmatrix` gives when it moves a row of four
 //! `f32` as eight 16-bit elements, for Q and for K. P has columns `2t` and `2t + 1` in a lane. The order of keys in a sum
-//! does not matter, so column `t` of the left operand is key `2t`, column `t + 4` is key `2t + 1`, and the rows of V are
+//! does not matter, so column `t` of A is key `2t`, column `t + 4` is key `2t + 1`, and the rows of V are
 //! loaded in the same order ([`ValueWords`]): nothing is exchanged between lanes.
 
 use core::ops::Range;

@@ -209,7 +209,7 @@ impl SharedTile {
     }
 }
 
-/// Order of the four 8 × 8 matrices that `ldmatrix` loads of a block of 16 rows and 32 bytes. A fragment of A has the matrix
+/// Sequence of the four 8 × 8 matrices that `ldmatrix` loads of a block of 16 rows and 32 bytes. A fragment of A has the matrix
 /// below the first second, one of B the matrix of the same columns; in a tile that `ldmatrix` transposes, below is beside.
 #[derive(Debug, Clone, Copy)]
 enum MatrixOrder {

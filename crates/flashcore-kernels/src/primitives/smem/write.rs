@@ -13,7 +13,7 @@ const MEMBERS: u32 = 4;
 
 /// An element that results are stored as.
 pub trait StoredElement {
-    /// What a register holds of adjacent columns.
+    /// A register of adjacent columns.
     type Register: Storable;
 
     /// Rounds adjacent columns.
