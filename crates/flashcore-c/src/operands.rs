@@ -240,25 +240,19 @@ unsafe impl SizedStruct for Outputs {
 
 macro_rules! define_conversions {
     (
-        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
-        strided { $($strided:tt)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
+        outputs { $($output:ident: $Output:ident, $output_type:ty;)* }
+        inputs { $($input:ident: $Input:ident, $input_type:ty;)* }
+        scales { $($scale:ident: $Scale:ident, $with_scale:ident;)* }
     ) => {
         impl Tensors {
             /// The tensors of a launch in Rust.
             pub(crate) fn to_api(self) -> Result<ApiDeviceTensors, Failure> {
                 let mut tensors = ApiDeviceTensors::new(0, 0, 0, 0);
-                $(tensors.$tensor = self.$tensor.addr() as u64;)*
+                (tensors.query, tensors.key) = (self.query.addr() as u64, self.key.addr() as u64);
+                (tensors.value, tensors.output) = (self.value.addr() as u64, self.output.addr() as u64);
                 $(tensors.$output = self.$output.addr() as u64;)*
                 $(tensors.$input = self.$input.addr() as u64;)*
-                tensors.bias = self.bias.addr() as u64;
-                tensors.bias_strides = bias_strides(self.bias_strides)?;
+                tensors = tensors.with_bias(self.bias.addr() as u64, bias_strides(self.bias_strides)?);
                 $(tensors = tensors.$with_scale(
                     self.$scale.data.addr() as u64, scale_strides(stringify!($scale), self.$scale.strides)?,
                 );)*
@@ -384,7 +378,29 @@ macro_rules! define_conversions {
     };
 }
 
-api::operands!(define_conversions);
+define_conversions! {
+    outputs {
+        lse: Lse, f32;
+    }
+    inputs {
+        cu_seqlens_q: CuSeqlensQ, u32;
+        cu_seqlens_k: CuSeqlensK, u32;
+        seqused_q: SequsedQ, u32;
+        seqused_k: SequsedK, u32;
+        leftpad_k: LeftpadK, u32;
+        kv_batch_idx: KvBatchIdx, u32;
+        page_table: PageTable, i32;
+        alibi_slopes: AlibiSlopes, f32;
+        sinks: Sinks, f32;
+        aux_f32: AuxF32, f32;
+        aux_i32: AuxI32, i32;
+    }
+    scales {
+        q_scale: QScale, with_q_scale;
+        k_scale: KScale, with_k_scale;
+        v_scale: VScale, with_v_scale;
+    }
+}
 
 /// Bytes of an element of query, of key and value, and of the output.
 const fn sizes(types: DTypes) -> [usize; 3] {

@@ -277,34 +277,28 @@ macro_rules! read_switch {
     };
 }
 
-macro_rules! define_switches {
-    (
-        tensors { $($tensors:tt)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ident, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ident, $with_input_switch:ident;)* }
-        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
-            $strided_fill:ident,
-            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ident, $with_strided_switch:ident;)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ident, $with_scale_switch:ident;)* }
-    ) => {
-        impl Problem {
-            /// Sets the switches of the operands.
-            fn set_switches(self, problem: &mut ApiProblem) -> Result<(), Failure> {
-                $(read_switch!(self, problem, $output, $output_switch: $output_switch_type);)*
-                $(read_switch!(self, problem, $input, $input_switch: $input_switch_type);)*
-                $(read_switch!(self, problem, $strided, $strided_switch: $strided_switch_type);)*
-                $(read_switch!(self, problem, $scale, $scale_switch: $scale_switch_type);)*
-                Ok(())
-            }
-        }
-    };
+impl Problem {
+    /// Sets the switches of the operands.
+    fn set_switches(self, problem: &mut ApiProblem) -> Result<(), Failure> {
+        read_switch!(self, problem, lse, lse: bool);
+        read_switch!(self, problem, cu_seqlens_q, total_q: TotalRows);
+        read_switch!(self, problem, cu_seqlens_k, total_k: TotalRows);
+        read_switch!(self, problem, seqused_q, seqused_q: bool);
+        read_switch!(self, problem, seqused_k, seqused_k: bool);
+        read_switch!(self, problem, leftpad_k, leftpad_k: bool);
+        read_switch!(self, problem, kv_batch_idx, kv_batch: TotalRows);
+        read_switch!(self, problem, page_table, paged: Paging);
+        read_switch!(self, problem, alibi_slopes, alibi: bool);
+        read_switch!(self, problem, sinks, sinks: bool);
+        read_switch!(self, problem, aux_f32, aux_f32: usize);
+        read_switch!(self, problem, aux_i32, aux_i32: usize);
+        read_switch!(self, problem, bias, bias: bool);
+        read_switch!(self, problem, q_scale, q_scale: bool);
+        read_switch!(self, problem, k_scale, k_scale: bool);
+        read_switch!(self, problem, v_scale, v_scale: bool);
+        Ok(())
+    }
 }
-
-api::operands!(define_switches);
 
 /// The type of an FP8 cache; 0 for none.
 pub(crate) fn float8(field: &str, value: i32) -> Result<Option<DType>, Failure> {

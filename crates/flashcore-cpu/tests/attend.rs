@@ -466,7 +466,7 @@ fn wrong_arguments_are_errors() {
     ]);
     check(&longer, &mut Outputs::poisoned(&problem), expected);
 
-    let mut outputs = Outputs { output: Tensor::zeros(DType::F32, 79), lse: Some(vec![]) };
+    let mut outputs = Outputs { output: Tensor::zeros(DType::F32, 79), lse: Some(vec![]), ..Outputs::default() };
     let expected = Invalid::Tensors(vec![
         TensorError::DType { tensor: "output", actual: DType::F32, expected: DType::F16 },
         TensorError::TooShort { tensor: "output", actual: 79, needed: 80 },

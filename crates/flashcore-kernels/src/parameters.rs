@@ -10,7 +10,7 @@ use core::f32::consts::LOG2_E;
 use flashcore_ir::types::{F32, S32, U32, U64};
 use flashcore_ir::{Argument, Builder, Reg};
 use flashcore_problem::expression::{Constants, Expression, Kind};
-use flashcore_problem::{Operand, Problem, Strides, operands};
+use flashcore_problem::{Operand, Problem, Strides};
 
 use crate::attention::block_mask::BlockMaskShape;
 use crate::bindings::{Place, Word};
@@ -62,6 +62,9 @@ macro_rules! parameters {
             }
         }
 
+        /// The operands whose addresses are parameters of every kernel, in their order.
+        #[cfg(test)]
+        const OPERANDS: &[&str] = &[$(stringify!($first),)* $(stringify!($last),)*];
         /// The number of parameters that change from launch to launch.
         const LAUNCH_PARAMETERS: usize = FIRST + [$(stringify!($last),)* $(stringify!($launch),)*].len();
         /// The number of those in the first block.
@@ -84,112 +87,98 @@ macro_rules! parameters {
     };
 }
 
-macro_rules! define_parameters {
-    (
-        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
-        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
-            $strided_fill:ident,
-            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
-        scales { $($scales:tt)* }
-    ) => {
-        parameters! {
-            first { $($tensor,)* $($output,)* }
-            plan {
-                /// Bytes from one batch of the query to the next.
-                query_batch_stride: U64,
-                /// Bytes from one head of the query to the next.
-                query_head_stride: U64,
-                /// Bytes from one row of the query to the next.
-                query_row_stride: U64,
-                /// Bytes from one batch of the key to the next.
-                key_batch_stride: U64,
-                /// Bytes from one head of the key to the next.
-                key_head_stride: U64,
-                /// Bytes from one row of the key to the next.
-                key_row_stride: U64,
-                /// Bytes from one batch of the value to the next.
-                value_batch_stride: U64,
-                /// Bytes from one head of the value to the next.
-                value_head_stride: U64,
-                /// Bytes from one row of the value to the next.
-                value_row_stride: U64,
-                /// Bytes from one batch of the output to the next.
-                output_batch_stride: U64,
-                /// Bytes from one head of the output to the next.
-                output_head_stride: U64,
-                /// Bytes from one row of the output to the next.
-                output_row_stride: U64,
-                /// Rows of the query.
-                query_length: U32,
-                /// Rows of key and value, up to the last that any query row attends.
-                key_length: U32,
-                /// Query heads that share one key head.
-                heads_per_key_head: U32,
-                /// Offset from a query row to its position among the keys; where each batch has a key length of its own,
-                /// less [`position_per_key`](Self::position_per_key) times that length.
-                position_offset: S32,
-                /// Distance by which one more key of a batch moves the positions of its rows: 1 when they are aligned at the end, 0 at the
-                /// beginning. Read only where each batch has a key length of its own.
-                position_per_key: S32,
-                /// Keys before its position that a row attends.
-                window_left: S32,
-                /// Keys after its position that a row attends: 0 under a causal mask.
-                window_right: S32,
-                /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
-                scale_log2: F32,
-                /// Rounding error of [`scale_log2`](Self::scale_log2); read by kernels of `f32`.
-                scale_log2_rest: F32,
-                /// One over the scale; read by kernels that add something to products before they scale them.
-                inverse_scale: F32,
-                /// The softcap times `log2(e)`.
-                softcap_log2: F32,
-                /// The index of the last entry of [`aux_f32`](Self::aux_f32).
-                last_aux_f32: S32,
-                /// The index of the last entry of [`aux_i32`](Self::aux_i32).
-                last_aux_i32: S32,
-                /// Bytes from the block mask of one batch to that of the next.
-                block_mask_batch_stride: U64,
-                /// Bytes from the block mask of one query head to that of the next.
-                block_mask_head_stride: U64,
-                /// Rows of one head of query, output and LSE in memory: of all sequences where they are packed.
-                query_rows: U32,
-                /// Rows of key and value of all sequences, where they are packed.
-                total_k: U32,
-                /// The last batch of the KV cache, or the last row of the page table.
-                last_cache_batch: U32,
-                /// Rows of a page; its logarithm where that is a power of two.
-                page_size: U32,
-                /// The last page of the cache.
-                last_page: U32,
-                /// Entries from one row of the page table to the next.
-                table_stride: U32,
-            }
-            last { $($input,)* $($strided,)* }
-            launch {
-                /// The address of the memory that the kernels of a launch use among themselves: partial results of
-                /// split-KV.
-                workspace,
-                /// The address of the block mask, within the workspace.
-                block_mask,
-                /// Bytes from one batch of the bias to the next.
-                bias_batch_stride,
-                /// Bytes from one query head of the bias to the next.
-                bias_head_stride,
-                /// Bytes from one query row of the bias to the next.
-                bias_row_stride,
-                /// Bytes from one key of the bias to the next.
-                bias_key_stride,
-            }
-        }
-    };
+parameters! {
+    first { query, key, value, output, lse, }
+    plan {
+        /// Bytes from one batch of the query to the next.
+        query_batch_stride: U64,
+        /// Bytes from one head of the query to the next.
+        query_head_stride: U64,
+        /// Bytes from one row of the query to the next.
+        query_row_stride: U64,
+        /// Bytes from one batch of the key to the next.
+        key_batch_stride: U64,
+        /// Bytes from one head of the key to the next.
+        key_head_stride: U64,
+        /// Bytes from one row of the key to the next.
+        key_row_stride: U64,
+        /// Bytes from one batch of the value to the next.
+        value_batch_stride: U64,
+        /// Bytes from one head of the value to the next.
+        value_head_stride: U64,
+        /// Bytes from one row of the value to the next.
+        value_row_stride: U64,
+        /// Bytes from one batch of the output to the next.
+        output_batch_stride: U64,
+        /// Bytes from one head of the output to the next.
+        output_head_stride: U64,
+        /// Bytes from one row of the output to the next.
+        output_row_stride: U64,
+        /// Rows of the query.
+        query_length: U32,
+        /// Rows of key and value, up to the last that any query row attends.
+        key_length: U32,
+        /// Query heads that share one key head.
+        heads_per_key_head: U32,
+        /// Offset from a query row to its position among the keys; where each batch has a key length of its own,
+        /// less [`position_per_key`](Self::position_per_key) times that length.
+        position_offset: S32,
+        /// Distance by which one more key of a batch moves the positions of its rows: 1 when they are aligned at the end, 0 at the
+        /// beginning. Read only where each batch has a key length of its own.
+        position_per_key: S32,
+        /// Keys before its position that a row attends.
+        window_left: S32,
+        /// Keys after its position that a row attends: 0 under a causal mask.
+        window_right: S32,
+        /// The scale of the scores times `log2(e)`; with a softcap, `2 * log2(e) * scale / softcap`.
+        scale_log2: F32,
+        /// Rounding error of [`scale_log2`](Self::scale_log2); read by kernels of `f32`.
+        scale_log2_rest: F32,
+        /// One over the scale; read by kernels that add something to products before they scale them.
+        inverse_scale: F32,
+        /// The softcap times `log2(e)`.
+        softcap_log2: F32,
+        /// The index of the last entry of [`aux_f32`](Self::aux_f32).
+        last_aux_f32: S32,
+        /// The index of the last entry of [`aux_i32`](Self::aux_i32).
+        last_aux_i32: S32,
+        /// Bytes from the block mask of one batch to that of the next.
+        block_mask_batch_stride: U64,
+        /// Bytes from the block mask of one query head to that of the next.
+        block_mask_head_stride: U64,
+        /// Rows of one head of query, output and LSE in memory: of all sequences where they are packed.
+        query_rows: U32,
+        /// Rows of key and value of all sequences, where they are packed.
+        total_k: U32,
+        /// The last batch of the KV cache, or the last row of the page table.
+        last_cache_batch: U32,
+        /// Rows of a page; its logarithm where that is a power of two.
+        page_size: U32,
+        /// The last page of the cache.
+        last_page: U32,
+        /// Entries from one row of the page table to the next.
+        table_stride: U32,
+    }
+    last {
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, kv_batch_idx, page_table, alibi_slopes, sinks, aux_f32,
+        aux_i32, bias,
+    }
+    launch {
+        /// The address of the memory that the kernels of a launch use among themselves: partial results of
+        /// split-KV.
+        workspace,
+        /// The address of the block mask, within the workspace.
+        block_mask,
+        /// Bytes from one batch of the bias to the next.
+        bias_batch_stride,
+        /// Bytes from one query head of the bias to the next.
+        bias_head_stride,
+        /// Bytes from one query row of the bias to the next.
+        bias_row_stride,
+        /// Bytes from one key of the bias to the next.
+        bias_key_stride,
+    }
 }
-
-operands!(define_parameters);
 
 impl Parameters {
     /// The parameters of a scale, where the problem has it.
@@ -431,4 +420,14 @@ host_values! {
     S32 = i32;
     F32 = f32;
     U64 = u64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_in_the_order_of_the_operands() {
+        assert!(Operand::ALL[..Operand::PARAMETERS].iter().map(|operand| operand.name()).eq(OPERANDS.iter().copied()));
+    }
 }

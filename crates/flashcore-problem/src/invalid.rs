@@ -16,12 +16,6 @@ fn signed(value: u32) -> String {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
-    /// A size that [`Problem::builder`](crate::Problem::builder) needs was not given.
-    #[error("{argument} was not given; call .{argument}(...) before .build()")]
-    NotGiven {
-        /// The size.
-        argument: &'static str,
-    },
     /// Sizes of tensors that must be the same are not.
     #[error("{argument} is {actual}; it must be {expected}")]
     ShapesDiffer {
@@ -451,6 +445,16 @@ pub enum Invalid {
 
 fn listed(errors: &[impl fmt::Display]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl Invalid {
+    /// Nothing, or an error of all of `errors`.
+    pub(crate) fn unless_empty<E>(errors: Vec<E>) -> Result<(), Self>
+    where
+        Self: From<Vec<E>>,
+    {
+        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+    }
 }
 
 impl From<Vec<ProblemError>> for Invalid {

@@ -81,7 +81,7 @@
 mod operands;
 
 mod append;
-mod builder;
+mod attention;
 mod dtype;
 mod dtypes;
 pub mod expression;
@@ -94,6 +94,7 @@ mod mask;
 mod merge;
 mod problem;
 pub mod quantize;
+mod rows;
 mod scale;
 mod sequence;
 mod sequence_check;
@@ -106,7 +107,6 @@ pub use append::{
     MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ScaleSource, ValueCache,
     append_oracle, append_oracle_with,
 };
-pub use builder::ProblemBuilder;
 pub use dtype::{DType, ParseDTypeError};
 pub use dtypes::{DTypes, ParseDTypesError};
 pub use expression::{MaskMod, ScoreMod};
@@ -127,12 +127,13 @@ pub use problem::Problem;
 pub use quantize::{
     ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
 };
+pub use rows::{ElementType, Extent, Fill, Row, Slot, Switch};
 pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView, ScaleViewMut};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
-pub use tensors::{Bias, BiasStrides, Inputs, Outputs, Tensor};
+pub use tensors::{Bias, BiasStrides, Inputs, Outputs, PositionNumbers, Tensor, Value};
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,
     Stress, Verdict, Worst, judge, oracle, reference,
 };
-pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorView, TensorViewMut};
+pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorList, TensorView, TensorViewMut};

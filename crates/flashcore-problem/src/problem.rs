@@ -8,24 +8,12 @@ use crate::{
 use std::fmt;
 use std::ops::Range;
 
+/// Declares the fields of [`Problem`] and their setters.
 macro_rules! define_problem {
-    (
-        tensors { $($tensors:tt)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
-        strided { $($(#[$strided_doc:meta])* $strided:ident: $Strided:ident, $with_strided:ident, $strided_stream:literal,
-            $strided_fill:ident,
-            $(#[$strided_switch_doc:meta])* $strided_switch:ident: $strided_switch_type:ty, $with_strided_switch:ident;)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
-    ) => {
+    ($($(#[$doc:meta])* $field:ident: $type:ty $(, $with:ident)?;)*) => {
         /// One attention problem: everything about it except the numbers in its tensors.
         ///
-        /// Begin with [`Problem::new`], or with [`Problem::builder`] for sizes by name; then change fields, or call the
-        /// method `with_...` of each:
+        /// Begin with [`Problem::new`]; then change fields, or call the method `with_...` of each:
         ///
         /// ```
         /// # use flashcore_problem as flashcore;
@@ -40,128 +28,136 @@ macro_rules! define_problem {
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
         pub struct Problem {
-            /// Batches; 0 is legal and gives an empty output.
-            pub batch: usize,
-            /// Heads of query and output.
-            pub query_heads: usize,
-            /// Heads of key and value; `query_heads` must be a multiple of it (GQA).
-            pub key_heads: usize,
-            /// Rows of query and output; 0 is legal and gives an empty output.
-            pub query_length: usize,
-            /// Rows of key and value; 0 is legal and leaves nothing to attend.
-            pub key_length: usize,
-            /// Columns of query and key.
-            pub head_dim: usize,
-            /// Columns of value and output.
-            pub value_dim: usize,
-            /// Element type of the query, and of key, value and output unless they have their own.
-            pub dtype: DType,
-            /// Element type of key and value, where it is another than that of the query: `e4m3` or `e5m2`, a KV cache in
-            /// FP8.
-            pub kv_dtype: Option<DType>,
-            /// Element type of the output, where it is another than that of the query: `f16` or `bf16` for a query in
-            /// `e4m3`, which needs it.
-            pub out_dtype: Option<DType>,
-            /// Factor of the product of query and key. Used in `f64` for `f64`, else in `f32`, which must have it.
-            /// Slopes, sinks, bias and log-sum-exp are `f32` whatever the element type.
-            pub scale: f64,
-            /// Keys that a row attends.
-            pub mask: Mask,
-            /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
-            pub softcap: Option<f32>,
-            /// Function of the score that is applied after everything else.
-            pub score_mod: Option<ScoreMod>,
-            /// Keys that a row attends, of those that the mask lets it attend.
-            pub mask_mod: Option<MaskMod>,
-            /// Place of the elements of query, key, value and output in memory.
-            pub layout: Layout,
-            /// Base of the log-sum-exp, and the sink in it or not; without `lse` it means nothing.
-            pub lse_form: LseForm,
-            $($(#[$output_switch_doc])* pub $output_switch: $output_switch_type,)*
-            $($(#[$input_switch_doc])* pub $input_switch: $input_switch_type,)*
-            $($(#[$strided_switch_doc])* pub $strided_switch: $strided_switch_type,)*
-            $($(#[$scale_switch_doc])* pub $scale_switch: $scale_switch_type,)*
+            $($(#[$doc])* pub $field: $type,)*
         }
 
+        /// Setters of single fields, for problems that are written as one expression.
         impl Problem {
-            /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
-            /// contiguous `[batch, head, row, column]`, nothing masked.
-            ///
-            /// The sizes are in the order of that shape: batches, heads, rows, columns. [`builder`](Self::builder) takes
-            /// them by name.
-            pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
-                Self {
-                    batch,
-                    query_heads: heads,
-                    key_heads: heads,
-                    query_length: length,
-                    key_length: length,
-                    head_dim,
-                    value_dim: head_dim,
-                    dtype,
-                    kv_dtype: None,
-                    out_dtype: None,
-                    scale: 1.0 / (head_dim as f64).sqrt(),
-                    mask: Mask::None,
-                    softcap: None,
-                    score_mod: None,
-                    mask_mod: None,
-                    layout: Layout::Bhsd,
-                    lse_form: LseForm::DEFAULT,
-                    $($output_switch: Default::default(),)*
-                    $($input_switch: Default::default(),)*
-                    $($strided_switch: Default::default(),)*
-                    $($scale_switch: Default::default(),)*
-                }
-            }
-
-            /// The problem with the optional operands of another switched on, vectors in the sizes of the other, the
-            /// log-sum-exp in its form, key, value and output of its types.
+            $($(#[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
             #[must_use]
-            pub const fn with_operands_of(mut self, other: &Self) -> Self {
-                self.lse_form = other.lse_form;
-                (self.kv_dtype, self.out_dtype) = (other.kv_dtype, other.out_dtype);
-                $(self.$output_switch = other.$output_switch;)*
-                $(self.$input_switch = other.$input_switch;)*
-                $(self.$strided_switch = other.$strided_switch;)*
-                $(self.$scale_switch = other.$scale_switch;)*
+            pub const fn $with(mut self, $field: $type) -> Self {
+                self.$field = $field;
                 self
-            }
-
-            $(#[doc = concat!("Sets [`", stringify!($output_switch), "`](Self::", stringify!($output_switch), ").")]
-            #[must_use]
-            pub const fn $with_output_switch(mut self, $output_switch: $output_switch_type) -> Self {
-                self.$output_switch = $output_switch;
-                self
-            })*
-
-            $(#[doc = concat!("Sets [`", stringify!($input_switch), "`](Self::", stringify!($input_switch), ").")]
-            #[must_use]
-            pub const fn $with_input_switch(mut self, $input_switch: $input_switch_type) -> Self {
-                self.$input_switch = $input_switch;
-                self
-            })*
-
-            $(#[doc = concat!("Sets [`", stringify!($strided_switch), "`](Self::", stringify!($strided_switch), ").")]
-            #[must_use]
-            pub const fn $with_strided_switch(mut self, $strided_switch: $strided_switch_type) -> Self {
-                self.$strided_switch = $strided_switch;
-                self
-            })*
-
-            $(#[doc = concat!("Sets [`", stringify!($scale_switch), "`](Self::", stringify!($scale_switch), ").")]
-            #[must_use]
-            pub const fn $with_scale_switch(mut self, $scale_switch: $scale_switch_type) -> Self {
-                self.$scale_switch = $scale_switch;
-                self
-            })*
+            })?)*
         }
     };
 }
 
-operands!(define_problem);
+define_problem! {
+    /// Batches; 0 is legal and gives an empty output.
+    batch: usize, with_batch;
+    /// Heads of query and output.
+    query_heads: usize, with_query_heads;
+    /// Heads of key and value; `query_heads` must be a multiple of it (GQA).
+    key_heads: usize, with_key_heads;
+    /// Rows of query and output; 0 is legal and gives an empty output.
+    query_length: usize, with_query_length;
+    /// Rows of key and value; 0 is legal and leaves nothing to attend.
+    key_length: usize, with_key_length;
+    /// Columns of query and key.
+    head_dim: usize;
+    /// Columns of value and output.
+    value_dim: usize, with_value_dim;
+    /// Element type of the query, and of key, value and output unless they have their own.
+    dtype: DType;
+    /// Element type of key and value, where it is another than that of the query: `e4m3` or `e5m2`, a KV cache in FP8.
+    kv_dtype: Option<DType>, with_kv_dtype;
+    /// Element type of the output, where it is another than that of the query: `f16` or `bf16` for a query in `e4m3`,
+    /// which needs it.
+    out_dtype: Option<DType>, with_out_dtype;
+    /// Factor of the product of query and key. Used in `f64` for `f64`, else in `f32`, which must have it. Slopes, sinks,
+    /// bias and log-sum-exp are `f32` whatever the element type.
+    scale: f64, with_scale;
+    /// Keys that a row attends.
+    mask: Mask, with_mask;
+    /// `score = softcap * tanh(score / softcap)`; `None` leaves scores as they are.
+    softcap: Option<f32>, with_softcap;
+    /// Function of the score that is applied after everything else.
+    score_mod: Option<ScoreMod>, with_score_mod;
+    /// Further restriction of the keys that `mask` allows.
+    mask_mod: Option<MaskMod>, with_mask_mod;
+    /// Place of the elements of query, key, value and output in memory.
+    layout: Layout, with_layout;
+    /// Base of the log-sum-exp, and the sink in it or not; without `lse` it means nothing.
+    lse_form: LseForm, with_lse_form;
+    /// True to have the log-sum-exp (LSE) of each row.
+    lse: bool, with_lse;
+    /// Rows of query and output where those of all sequences are packed into one batch (varlen).
+    total_q: TotalRows, with_total_q;
+    /// Rows of key and value where those of all sequences are packed into one batch (varlen).
+    total_k: TotalRows, with_total_k;
+    /// True if each sequence has a number of query rows of its own, at most `query_length`.
+    seqused_q: bool, with_seqused_q;
+    /// True if each batch has a key length of its own, at most `key_length`.
+    seqused_k: bool, with_seqused_k;
+    /// True if each sequence begins with padding among its keys.
+    leftpad_k: bool, with_leftpad_k;
+    /// Batches of the KV cache, or rows of the page table, where sequences choose theirs.
+    kv_batch: TotalRows, with_kv_batch;
+    /// The paged KV cache, where key and value are pages.
+    paged: Paging, with_paged;
+    /// True if there is a slope per query head (`ALiBi`) that is subtracted for every position of
+    /// distance.
+    alibi: bool, with_alibi;
+    /// True if there is a sink per query head: one more score in the denominator, with no value.
+    sinks: bool, with_sinks;
+    /// Entries of the table of floats that `score_mod` and `mask_mod` read; 0 is no table.
+    aux_f32: usize, with_aux_f32;
+    /// Entries of the table of integers that `score_mod` and `mask_mod` read; 0 is no table.
+    aux_i32: usize, with_aux_i32;
+    /// True if there is a bias that is added to the scores.
+    bias: bool, with_bias;
+    /// True if the codes of an 8-bit query have a scale.
+    q_scale: bool, with_q_scale;
+    /// True if the codes of an 8-bit key have a scale.
+    k_scale: bool, with_k_scale;
+    /// True if the codes of an 8-bit value have a scale.
+    v_scale: bool, with_v_scale;
+}
 
 impl Problem {
+    /// Self-attention: as many key heads as query heads, as many keys as queries, scale `1 / sqrt(head_dim)`,
+    /// contiguous `[batch, head, row, column]`, nothing masked.
+    ///
+    /// The sizes are in the order of that shape: batches, heads, rows, columns.
+    pub fn new(batch: usize, heads: usize, length: usize, head_dim: usize, dtype: DType) -> Self {
+        Self {
+            batch,
+            query_heads: heads,
+            key_heads: heads,
+            query_length: length,
+            key_length: length,
+            head_dim,
+            value_dim: head_dim,
+            dtype,
+            kv_dtype: None,
+            out_dtype: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            mask: Mask::None,
+            softcap: None,
+            score_mod: None,
+            mask_mod: None,
+            layout: Layout::Bhsd,
+            lse_form: LseForm::DEFAULT,
+            lse: false,
+            total_q: None,
+            total_k: None,
+            seqused_q: false,
+            seqused_k: false,
+            leftpad_k: false,
+            kv_batch: None,
+            paged: None,
+            alibi: false,
+            sinks: false,
+            aux_f32: 0,
+            aux_i32: 0,
+            bias: false,
+            q_scale: false,
+            k_scale: false,
+            v_scale: false,
+        }
+    }
+
     /// The keys that query row `row` attends when its batch has `batch_key_length` keys. Always a range.
     pub fn attended_keys(&self, batch_key_length: usize, row: usize) -> Range<usize> {
         self.mask.attended_keys(self.query_length, batch_key_length, row)

@@ -250,13 +250,6 @@ impl<'a> ScaleView<'a> {
         self.data[self.strides.query_index(sequence.index, sequence.query_row(row), head, group)]
     }
 
-    pub(crate) fn check_extent(self, scale: Operand, problem: &Problem, errors: &mut Vec<TensorError>) {
-        let needed = self.strides.extent(scale, problem).unwrap_or(usize::MAX);
-        if scale.is_present(problem) && self.data.len() < needed {
-            errors.push(TensorError::TooShort { tensor: scale.name(), actual: self.data.len(), needed });
-        }
-    }
-
     /// Names the first scale in use that is zero, negative, infinite or NaN. Those that are `written` before they are used
     /// may be anything.
     pub(crate) fn check_numbers(

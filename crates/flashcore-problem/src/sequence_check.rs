@@ -1,7 +1,6 @@
 //! Checks of the operands that say where sequences lie: offsets, lengths, cache batches and page tables.
 
-use crate::views::check_count;
-use crate::{InputViews, Invalid, Operand, Problem, TensorError};
+use crate::{CallStrides, InputViews, Invalid, Operand, Problem, TensorError};
 
 /// Everything that is wrong with the operands of a problem that say where its sequences lie
 /// ([`Operand::is_of_sequences`]), and with nothing else: what [`InputViews::validate`] says of them. `bytes` gives the
@@ -26,12 +25,10 @@ pub fn check_sequence_operands<'a>(
     bytes: impl Fn(Operand) -> Option<&'a [u8]>,
 ) -> Result<(), Invalid> {
     problem.validate()?;
-    let is_of_sequences = |operand: &Operand| operand.is_of_sequences();
     let views = InputViews::vectors(|operand| bytes(operand).filter(|_| operand.is_of_sequences()));
     let mut errors = Vec::new();
-    for operand in Operand::ALL.iter().copied().filter(is_of_sequences) {
-        let count = views.bytes(operand).map(|bytes| bytes.len() / operand.element_bytes(problem));
-        check_count(operand, problem, count, &mut errors);
+    for row in Problem::OPERANDS.iter().filter(|row| row.operand.is_of_sequences()) {
+        row.check(problem, views.slot(row.operand), CallStrides::NONE, &mut errors);
     }
     if errors.is_empty() {
         views.check_sequences(problem, &mut errors);

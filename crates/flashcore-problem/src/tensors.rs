@@ -1,9 +1,10 @@
 //! The numbers of a problem: its inputs and what a backend answers.
 
-use crate::views::validate_outputs;
+use crate::rows::check_outputs;
+use crate::views::slot;
 use crate::{
-    BiasView, DType, HostElement, InputViews, Invalid, Operand, OutputViews, Problem, Scale, ScaleView, Shape,
-    SplitMix64, Strides, TensorView,
+    Access, BiasView, CallStrides, DType, ElementType, HostElement, InputViews, Invalid, Operand, OutputViews,
+    Positions, Problem, Row, Scale, ScaleView, Shape, Slot, SplitMix64, Strides, TensorView,
 };
 
 /// Elements of one type as little-endian bytes, in the storage order of its strides.
@@ -13,6 +14,12 @@ pub struct Tensor {
     pub dtype: DType,
     /// The bytes, those between rows of a strided tensor included.
     pub data: Vec<u8>,
+}
+
+impl Default for Tensor {
+    fn default() -> Self {
+        Self { dtype: DType::F32, data: Vec::new() }
+    }
 }
 
 impl Tensor {
@@ -161,83 +168,222 @@ impl BiasStrides {
     }
 }
 
-macro_rules! define_inputs {
-    (
-        tensors { $($tensors:tt)* }
-        outputs { $($outputs:tt)* }
-        inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
-            $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
-        strided { $($strided:tt)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
-    ) => {
-        /// Everything a backend reads.
-        #[derive(Clone, Debug, PartialEq)]
+/// Owned numbers of a vector.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `f32`.
+    F32(Vec<f32>),
+    /// `u32`.
+    U32(Vec<u32>),
+    /// `i32`.
+    I32(Vec<i32>),
+}
+
+macro_rules! values {
+    ($($variant:ident($number:ident);)*) => {
+        $(impl From<Vec<$number>> for Value {
+            fn from(numbers: Vec<$number>) -> Self {
+                Self::$variant(numbers)
+            }
+        })*
+    };
+}
+
+values! {
+    F32(f32);
+    U32(u32);
+    I32(i32);
+}
+
+/// The owner of a kind of operand.
+macro_rules! owned {
+    (Tensor) => { Tensor };
+    (Tensors) => { Vec<Tensor> };
+    (Bias) => { Option<Bias> };
+    (Scale) => { Option<Scale> };
+    (Positions) => { Option<PositionNumbers> };
+    ($element:ident) => { Option<Vec<$element>> };
+}
+
+macro_rules! borrowed {
+    (Tensor $owned:expr) => {
+        (&$owned).into()
+    };
+    (Tensors $owned:expr) => {
+        (&$owned).into()
+    };
+    (Bias $owned:expr) => {
+        $owned.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides })
+    };
+    (Scale $owned:expr) => {
+        $owned.as_ref().map(Scale::view)
+    };
+    (Positions $owned:expr) => {
+        $owned.as_ref().map(PositionNumbers::view)
+    };
+    ($element:ident $owned:expr) => {
+        $owned.as_deref()
+    };
+}
+
+macro_rules! copied {
+    (Tensor $view:expr) => {
+        $view.to_owned_tensor()
+    };
+    (Tensors $view:expr) => {
+        $view.iter().map(TensorView::to_owned_tensor).collect()
+    };
+    (Bias $view:expr) => {
+        $view.map(|bias| Bias { data: bias.data.to_vec(), strides: bias.strides })
+    };
+    (Scale $view:expr) => {
+        $view.map(ScaleView::to_owned_scale)
+    };
+    (Positions $view:expr) => {
+        $view.map(Positions::to_owned_numbers)
+    };
+    ($element:ident $view:expr) => {
+        $view.map(<[$element]>::to_vec)
+    };
+}
+
+/// Stores random numbers.
+macro_rules! filled {
+    (f32 $owned:expr, $value:expr) => {
+        if let Value::F32(numbers) = $value {
+            $owned = Some(numbers)
+        }
+    };
+    (u32 $owned:expr, $value:expr) => {
+        if let Value::U32(numbers) = $value {
+            $owned = Some(numbers)
+        }
+    };
+    (i32 $owned:expr, $value:expr) => {
+        if let Value::I32(numbers) = $value {
+            $owned = Some(numbers)
+        }
+    };
+    ($kind:ident $owned:expr, $value:expr) => {
+        unreachable!("rows of vectors alone have random numbers: {:?}", $value)
+    };
+}
+
+macro_rules! borrowed_mut {
+    (Tensor $owned:expr) => {
+        (&mut $owned).into()
+    };
+    (Scale $owned:expr) => {
+        $owned.as_mut().map(Scale::view_mut)
+    };
+    ($element:ident $owned:expr) => {
+        $owned.as_deref_mut()
+    };
+}
+
+macro_rules! poisoned {
+    (Tensor $dtype:expr, $elements:expr) => {
+        Tensor::poisoned($dtype, $elements)
+    };
+    ($element:ident $dtype:expr, $elements:expr) => {
+        Some(vec![f32::from_bits(DType::F32.poison() as u32); $elements])
+    };
+}
+
+macro_rules! define_tensors {
+    ($($(#[$doc:meta])* $name:ident: $Name:ident, $with:ident,
+        $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
+        /// Everything an operation reads.
+        #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Inputs {
-            /// The query, `query_heads` by `query_length` by `head_dim`.
-            pub query: Tensor,
-            /// The key, `key_heads` by `key_length` by `head_dim`.
-            pub key: Tensor,
-            /// The value, `key_heads` by `key_length` by `value_dim`.
-            pub value: Tensor,
-            $($(#[$doc])* pub $input: Option<Vec<$type>>,)*
-            /// The bias that is added to the scores.
-            pub bias: Option<Bias>,
-            $($(#[$scale_doc])* pub $scale: Option<Scale>,)*
+            $($(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: owned!($in),)?)*
         }
 
         impl Inputs {
-            /// Query, key and value, and nothing optional.
-            pub const fn new(query: Tensor, key: Tensor, value: Tensor) -> Self {
-                Self { query, key, value, $($input: None,)* bias: None, $($scale: None,)* }
-            }
-
             /// The same, borrowed.
             pub fn views(&self) -> InputViews<'_> {
-                InputViews {
-                    query: (&self.query).into(),
-                    key: (&self.key).into(),
-                    value: (&self.value).into(),
-                    $($input: self.$input.as_deref(),)*
-                    bias: self.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides }),
-                    $($scale: self.$scale.as_ref().map(Scale::view),)*
-                }
+                let mut views = InputViews::default();
+                $($(views.$name = borrowed!($in self.$name);)?)*
+                views
             }
 
             /// A copy of borrowed inputs.
             pub(crate) fn copied(views: &InputViews<'_>) -> Self {
-                let tensor = |view: TensorView<'_>| Tensor { dtype: view.dtype, data: view.data.to_vec() };
-                Self {
-                    query: tensor(views.query),
-                    key: tensor(views.key),
-                    value: tensor(views.value),
-                    $($input: views.$input.map(<[$type]>::to_vec),)*
-                    bias: views.bias.map(|bias| Bias { data: bias.data.to_vec(), strides: bias.strides }),
-                    $($scale: views.$scale.map(ScaleView::to_owned_scale),)*
+                Self { $($($name: copied!($in views.$name),)?)* }
+            }
+
+            /// Sets a vector of numbers.
+            fn set(&mut self, operand: Operand, value: Value) {
+                match operand {
+                    $($(Operand::$Name => filled!($in self.$name, value),)?)*
+                    other => unreachable!("{} is no input", other.name()),
+                }
+            }
+        }
+
+        /// Everything an operation writes.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct Outputs {
+            $($(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: owned!($out),)? $(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: owned!($computed),)?)*
+        }
+
+        impl Outputs {
+            /// The same, borrowed.
+            pub fn views_mut(&mut self) -> OutputViews<'_> {
+                let mut views = OutputViews::default();
+                $($(views.$name = borrowed_mut!($out self.$name);)? $(views.$name = borrowed_mut!($computed self.$name);)?)*
+                views
+            }
+
+            /// The memory of an operand; `None` where it is absent, or no output.
+            pub fn slot(&self, operand: Operand) -> Option<Slot<'_>> {
+                match operand {
+                    $($(Operand::$Name => slot!($out self.$name),)? $(Operand::$Name => slot!($computed self.$name),)?)*
+                    _ => None,
                 }
             }
 
-            /// Fills every vector that the problem has from its own stream of random numbers.
-            pub(crate) fn fill_vectors(&mut self, problem: &Problem, seed: u64) {
-                $(if Operand::$Input.is_present(problem) {
-                    let mut random = SplitMix64::stream(seed, $stream);
-                    let elements = Operand::$Input.elements(problem).unwrap_or(0);
-                    self.$input = Some(crate::verify::random::$fill(problem, elements, &mut random));
-                })*
-            }
-
-            /// Fills every scale that the problem has from its own stream of random numbers; lengths and tables are there.
-            pub(crate) fn fill_scales(&mut self, problem: &Problem, seed: u64) {
-                $(if Operand::$Scale.is_present(problem) {
-                    let mut random = SplitMix64::stream(seed, $scale_stream);
-                    self.$scale = Some(Scale::random(Operand::$Scale, problem, &self.views(), &mut random));
-                })*
+            fn poison(&mut self, operand: Operand, dtype: DType, elements: usize) {
+                match operand {
+                    $($(Operand::$Name => self.$name = poisoned!($out dtype, elements),)?)*
+                    other => unreachable!("{} has no extent that the problem knows", other.name()),
+                }
             }
         }
     };
 }
 
-operands!(define_inputs);
+operands!(define_tensors);
+
+impl Inputs {
+    /// The query, key and value of attention, and nothing optional.
+    pub fn new(query: Tensor, key: Tensor, value: Tensor) -> Self {
+        Self { query, key, value, ..Self::default() }
+    }
+
+    /// Fills every vector that the problem has from its own stream of random numbers.
+    pub(crate) fn fill_vectors(&mut self, problem: &Problem, seed: u64) {
+        for row in Problem::OPERANDS.iter().filter(|row| row.is_present(problem)) {
+            if let Some((stream, fill)) = row.stream.zip(row.fill) {
+                let elements = row.elements(problem, CallStrides::NONE).unwrap_or(0);
+                self.set(row.operand, fill(problem, elements, &mut SplitMix64::stream(seed, stream)));
+            }
+        }
+    }
+
+    /// Fills every scale that the problem has from its own stream of random numbers; lengths and tables are there.
+    pub(crate) fn fill_scales(&mut self, problem: &Problem, seed: u64) {
+        for operand in Operand::SCALES.into_iter().filter(|operand| operand.is_present(problem)) {
+            let stream = operand.row().and_then(|row| row.stream).expect("scales have streams");
+            let scale = Scale::random(operand, problem, &self.views(), &mut SplitMix64::stream(seed, stream));
+            match operand {
+                Operand::QScale => self.q_scale = Some(scale),
+                Operand::KScale => self.k_scale = Some(scale),
+                _ => self.v_scale = Some(scale),
+            }
+        }
+    }
+}
 
 impl Inputs {
     /// Everything that is wrong with `problem`, or else with these inputs for it.
@@ -251,17 +397,8 @@ impl Inputs {
     }
 }
 
-/// Everything a backend writes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outputs {
-    /// The output, `query_heads` by `query_length` by `value_dim`.
-    pub output: Tensor,
-    /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
-    pub lse: Option<Vec<f32>>,
-}
-
 impl Outputs {
-    /// Outputs of the right size in which every element, and all storage between them, is poison.
+    /// Outputs of attention of the right size in which every element, and all storage between them, is poison.
     ///
     /// A backend must replace every element and leave everything else; the gate checks both.
     ///
@@ -270,20 +407,47 @@ impl Outputs {
     /// When `problem` does not validate.
     pub fn poisoned(problem: &Problem) -> Self {
         assert_eq!(problem.validate(), Ok(()), "outputs are made for valid problems");
-        let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
-        let poison = f32::from_bits(DType::F32.poison() as u32);
-        let rows = Operand::Lse.elements(problem).unwrap_or(0);
-        Self { output: Tensor::poisoned(problem.dtypes().output, extent), lse: problem.lse.then(|| vec![poison; rows]) }
+        Self::poisoned_rows(Problem::OPERANDS, problem)
     }
 
-    /// The same, borrowed.
-    pub fn views_mut(&mut self) -> OutputViews<'_> {
-        OutputViews { output: (&mut self.output).into(), lse: self.lse.as_deref_mut() }
+    /// The outputs of an operation full of poison, without scales that it computes.
+    pub(crate) fn poisoned_rows<P>(rows: &[Row<P>], problem: &P) -> Self {
+        let mut outputs = Self::default();
+        let is_written = |row: &&Row<P>| row.is_present(problem) && row.access(problem) == Access::Write;
+        for row in rows.iter().filter(is_written).filter(|row| !row.operand.is_scale()) {
+            let elements = row.elements(problem, CallStrides::NONE).unwrap_or(0);
+            if let ElementType::Float(dtype) = row.element(problem) {
+                outputs.poison(row.operand, dtype, elements);
+            }
+        }
+        outputs
     }
 
     /// Everything that is wrong with `problem`, or else with these outputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        validate_outputs(problem, (&self.output).into(), self.lse.as_deref())
+        problem.validate()?;
+        let mut errors = Vec::new();
+        check_outputs(Problem::OPERANDS, problem, |operand| self.slot(operand), CallStrides::NONE, &mut errors);
+        Invalid::unless_empty(errors)
+    }
+}
+
+/// Owned positions of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PositionNumbers {
+    /// In 32 bits.
+    I32(Vec<i32>),
+    /// In 64 bits.
+    I64(Vec<i64>),
+}
+
+impl PositionNumbers {
+    /// The same, borrowed.
+    pub fn view(&self) -> Positions<'_> {
+        match self {
+            Self::I32(positions) => Positions::I32(positions),
+            Self::I64(positions) => Positions::I64(positions),
+        }
     }
 }
 

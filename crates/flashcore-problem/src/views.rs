@@ -1,9 +1,10 @@
 //! The numbers of a problem, borrowed: what backends read and write.
 
 use crate::expression::Tables;
+use crate::rows::check_outputs;
 use crate::{
-    BiasStrides, CallStrides, DType, Inputs, Invalid, Operand, Outputs, Problem, ScaleStrides, ScaleView, Tensor,
-    TensorError,
+    Access, BiasStrides, CallStrides, DType, Inputs, Invalid, Operand, OperandSet, Outputs, Positions, Problem, Row,
+    ScaleStrides, ScaleView, ScaleViewMut, Slot, Tensor, TensorError,
 };
 use half::{bf16, f16};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -68,154 +69,314 @@ pub struct BiasView<'a> {
     pub strides: BiasStrides,
 }
 
-macro_rules! define_input_views {
-    (
-        tensors { $($tensors:tt)* }
-        outputs { $($outputs:tt)* }
-        inputs { $($(#[$doc:meta])* $input:ident: $Input:ident, $type:ty, $extent:expr, $with:ident, $stream:literal, $fill:ident,
-            $(#[$switch_doc:meta])* $switch:ident: $switch_type:ty, $with_switch:ident;)* }
-        strided { $($strided:tt)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
-    ) => {
-        /// Everything a backend reads, borrowed. See [`Inputs`] for owned ones.
-        #[derive(Clone, Copy, Debug, PartialEq)]
+/// A list of tensors, borrowed: views, or owned tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TensorList<'a> {
+    /// Views.
+    Views(&'a [TensorView<'a>]),
+    /// Owned tensors.
+    Owned(&'a [Tensor]),
+}
+
+impl<'a> TensorList<'a> {
+    /// Number of tensors.
+    pub const fn len(self) -> usize {
+        match self {
+            Self::Views(views) => views.len(),
+            Self::Owned(tensors) => tensors.len(),
+        }
+    }
+
+    /// True if there are no tensors.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The tensor of an index.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is not below [`len`](Self::len).
+    pub fn get(self, index: usize) -> TensorView<'a> {
+        match self {
+            Self::Views(views) => views[index],
+            Self::Owned(tensors) => (&tensors[index]).into(),
+        }
+    }
+
+    /// The tensors in their order.
+    pub fn iter(self) -> impl Iterator<Item = TensorView<'a>> {
+        (0..self.len()).map(move |index| self.get(index))
+    }
+}
+
+impl Default for TensorList<'_> {
+    fn default() -> Self {
+        Self::Views(&[])
+    }
+}
+
+impl<'a> From<&'a [TensorView<'a>]> for TensorList<'a> {
+    fn from(views: &'a [TensorView<'a>]) -> Self {
+        Self::Views(views)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [TensorView<'a>; N]> for TensorList<'a> {
+    fn from(views: &'a [TensorView<'a>; N]) -> Self {
+        Self::Views(views)
+    }
+}
+
+impl<'a> From<&'a Vec<Tensor>> for TensorList<'a> {
+    fn from(tensors: &'a Vec<Tensor>) -> Self {
+        Self::Owned(tensors)
+    }
+}
+
+/// The view of a kind of operand that is read.
+macro_rules! view {
+    (Tensor $a:lifetime) => { TensorView<$a> };
+    (Tensors $a:lifetime) => { TensorList<$a> };
+    (Bias $a:lifetime) => { Option<BiasView<$a>> };
+    (Scale $a:lifetime) => { Option<ScaleView<$a>> };
+    (Positions $a:lifetime) => { Option<Positions<$a>> };
+    ($element:ident $a:lifetime) => { Option<&$a [$element]> };
+}
+
+/// The view of a kind of operand that is written.
+macro_rules! view_mut {
+    (Tensor $a:lifetime) => { TensorViewMut<$a> };
+    (Scale $a:lifetime) => { Option<ScaleViewMut<$a>> };
+    ($element:ident $a:lifetime) => { Option<&$a mut [$element]> };
+}
+
+/// What a setter takes.
+macro_rules! argument {
+    (Tensor $a:lifetime) => { impl Into<TensorView<$a>> };
+    (Tensors $a:lifetime) => { impl Into<TensorList<$a>> };
+    (Bias $a:lifetime) => { BiasView<$a> };
+    (Scale $a:lifetime) => { ScaleView<$a> };
+    (Positions $a:lifetime) => { impl Into<Positions<$a>> };
+    ($element:ident $a:lifetime) => { &$a [$element] };
+}
+
+macro_rules! argument_mut {
+    (Tensor $a:lifetime) => { impl Into<TensorViewMut<$a>> };
+    (Scale $a:lifetime) => { ScaleViewMut<$a> };
+    ($element:ident $a:lifetime) => { &$a mut [$element] };
+}
+
+/// The view of what a setter takes.
+macro_rules! taken {
+    (Tensor $view:expr) => {
+        $view.into()
+    };
+    (Tensors $view:expr) => {
+        $view.into()
+    };
+    (Positions $view:expr) => {
+        Some($view.into())
+    };
+    ($kind:ident $view:expr) => {
+        Some($view)
+    };
+}
+
+/// The memory of a view or of what owns it.
+macro_rules! slot {
+    (Tensor $tensor:expr) => {{
+        let data = &$tensor.data[..];
+        (!data.is_empty()).then_some(Slot { element: $tensor.dtype.into(), data })
+    }};
+    (Tensors $tensors:expr) => { None };
+    (Positions $positions:expr) => { $positions.map(Positions::slot) };
+    (Bias $bias:expr) => { slot!(Scale $bias) };
+    (Scale $scale:expr) => { $scale.as_ref().map(|scale| Slot::of(&scale.data[..])) };
+    ($element:ident $vector:expr) => { $vector.as_ref().map(|vector| Slot::of(&vector[..])) };
+}
+
+pub(crate) use slot;
+
+/// A view in other memory.
+macro_rules! relocated {
+    (Tensor $view:expr, $bytes:expr) => {
+        TensorView { dtype: $view.dtype, data: if $view.data.is_empty() { &[] } else { $bytes } }
+    };
+    (Tensors $view:expr, $bytes:expr) => {
+        TensorList::default()
+    };
+    (Bias $view:expr, $bytes:expr) => {
+        $view.map(|view| BiasView { data: vector($bytes), strides: view.strides })
+    };
+    (Scale $view:expr, $bytes:expr) => {
+        $view.map(|view| ScaleView { data: vector($bytes), strides: view.strides })
+    };
+    (Positions $view:expr, $bytes:expr) => {
+        $view.map(|view| match view {
+            Positions::I32(_) => Positions::I32(vector($bytes)),
+            Positions::I64(_) => Positions::I64(vector($bytes)),
+        })
+    };
+    ($element:ident $view:expr, $bytes:expr) => {
+        $view.map(|_| vector($bytes))
+    };
+}
+
+/// A vector of bytes; nothing of the other kinds.
+macro_rules! from_bytes {
+    (Tensor $bytes:expr) => {
+        TensorView::default()
+    };
+    (Tensors $bytes:expr) => {
+        TensorList::default()
+    };
+    (Bias $bytes:expr) => {
+        None
+    };
+    (Scale $bytes:expr) => {
+        None
+    };
+    (Positions $bytes:expr) => {
+        None
+    };
+    ($element:ident $bytes:expr) => {
+        $bytes.map(vector)
+    };
+}
+
+macro_rules! list {
+    (Tensors $view:expr) => {
+        Some($view)
+    };
+    ($kind:ident $view:expr) => {
+        None
+    };
+}
+
+macro_rules! reborrowed {
+    (Tensor $view:expr) => {
+        TensorViewMut { dtype: $view.dtype, data: &mut *$view.data }
+    };
+    (Scale $view:expr) => {
+        $view.as_mut().map(|view| ScaleViewMut { data: &mut *view.data, strides: view.strides })
+    };
+    ($element:ident $view:expr) => {
+        $view.as_deref_mut()
+    };
+}
+
+macro_rules! define_views {
+    ($($(#[$doc:meta])* $name:ident: $Name:ident, $with:ident,
+        $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
+        /// Everything an operation reads, borrowed. See [`Inputs`] for owned ones. A tensor without elements is absent.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
         #[non_exhaustive]
         pub struct InputViews<'a> {
-            /// The query, `query_heads` by `query_length` by `head_dim`.
-            pub query: TensorView<'a>,
-            /// The key, `key_heads` by `key_length` by `head_dim`.
-            pub key: TensorView<'a>,
-            /// The value, `key_heads` by `key_length` by `value_dim`.
-            pub value: TensorView<'a>,
-            $($(#[$doc])* pub $input: Option<&'a [$type]>,)*
-            /// The bias that is added to the scores.
-            pub bias: Option<BiasView<'a>>,
-            $($(#[$scale_doc])* pub $scale: Option<ScaleView<'a>>,)*
+            $($(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: view!($in 'a),)?)*
         }
 
         impl<'a> InputViews<'a> {
-            /// Query, key and value, and nothing optional.
-            ///
-            /// ```
-            /// # use flashcore_problem as flashcore;
-            /// use flashcore::{DType, InputViews};
-            ///
-            /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
-            /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
-            /// assert_eq!(inputs.query.dtype, DType::F32);
-            /// ```
-            pub fn new(
-                query: impl Into<TensorView<'a>>,
-                key: impl Into<TensorView<'a>>,
-                value: impl Into<TensorView<'a>>,
-            ) -> Self {
-                Self {
-                    query: query.into(),
-                    key: key.into(),
-                    value: value.into(),
-                    $($input: None,)*
-                    bias: None,
-                    $($scale: None,)*
-                }
-            }
-
-            $(#[doc = concat!("Adds [`", stringify!($input), "`](Self::", stringify!($input), ").")]
+            $($(#[doc = concat!("Adds [`", stringify!($name), "`](Self::", stringify!($name), ").")]
             #[must_use]
-            pub const fn $with(mut self, $input: &'a [$type]) -> Self {
-                self.$input = Some($input);
+            pub fn $with(mut self, $name: argument!($in 'a)) -> Self {
+                self.$name = taken!($in $name);
                 self
-            })*
+            })?)*
 
-            $(#[doc = concat!("Adds [`", stringify!($scale), "`](Self::", stringify!($scale), ").")]
-            #[must_use]
-            pub const fn $with_scale(mut self, $scale: ScaleView<'a>) -> Self {
-                self.$scale = Some($scale);
-                self
-            })*
-
-            /// The bytes of an operand; `None` where it is not there, or is no input.
-            pub fn bytes(&self, operand: Operand) -> Option<&'a [u8]> {
+            /// The memory of an operand; `None` where it is absent, a list, or no input.
+            pub fn slot(&self, operand: Operand) -> Option<Slot<'a>> {
                 match operand {
-                    Operand::Query => Some(self.query.data),
-                    Operand::Key => Some(self.key.data),
-                    Operand::Value => Some(self.value.data),
-                    $(Operand::$Input => self.$input.map(IntoBytes::as_bytes),)*
-                    Operand::Bias => self.bias.map(|bias| bias.data.as_bytes()),
-                    $(Operand::$Scale => self.$scale.map(|scale| scale.data.as_bytes()),)*
-                    Operand::Output | Operand::Lse => None,
+                    $($(Operand::$Name => slot!($in self.$name),)?)*
+                    _ => None,
                 }
             }
 
-            /// The same operands in other memory, as `bytes` gives it for each that is there.
+            /// The tensors of an operand that is a list of them.
+            pub fn list(&self, operand: Operand) -> Option<TensorList<'a>> {
+                match operand {
+                    $($(Operand::$Name => list!($in self.$name),)?)*
+                    _ => None,
+                }
+            }
+
+            /// The same operands in other memory, as `bytes` gives it for each that is there; without lists.
             ///
             /// # Panics
             ///
             /// When `bytes` gives a vector of numbers that is not aligned or not whole.
             pub fn in_other_memory<'b>(&self, bytes: impl Fn(Operand) -> &'b [u8]) -> InputViews<'b> {
-                let tensor = |operand, like: TensorView<'_>| TensorView { dtype: like.dtype, data: bytes(operand) };
-                InputViews {
-                    query: tensor(Operand::Query, self.query),
-                    key: tensor(Operand::Key, self.key),
-                    value: tensor(Operand::Value, self.value),
-                    $($input: self.$input.map(|_| vector(bytes(Operand::$Input))),)*
-                    bias: self.bias.map(|bias| BiasView { data: vector(bytes(Operand::Bias)), strides: bias.strides }),
-                    $($scale: self.$scale.map(|scale| ScaleView {
-                        data: vector(bytes(Operand::$Scale)),
-                        strides: scale.strides,
-                    }),)*
-                }
+                InputViews { $($($name: relocated!($in self.$name, bytes(Operand::$Name)),)?)* }
             }
 
-            /// The vectors of numbers as `bytes` gives them, without tensors and bias.
+            /// The vectors of numbers as `bytes` gives them, without tensors, bias and scales.
             pub(crate) fn vectors(bytes: impl Fn(Operand) -> Option<&'a [u8]>) -> Self {
-                let none = TensorView { dtype: DType::F32, data: &[] };
-                let vectors = Self::new(none, none, none);
-                Self { $($input: bytes(Operand::$Input).map(vector),)* ..vectors }
+                Self { $($($name: from_bytes!($in bytes(Operand::$Name)),)?)* }
             }
+        }
 
-            fn check_vectors(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
-                $(check_count(Operand::$Input, problem, self.$input.map(<[$type]>::len), errors);)*
-            }
+        /// Everything an operation writes, borrowed. See [`Outputs`] for owned ones. A tensor without elements is absent.
+        #[derive(Debug, Default, PartialEq)]
+        #[non_exhaustive]
+        pub struct OutputViews<'a> {
+            $($(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: view_mut!($out 'a),)? $(#[doc = concat!("See [`Operand::", stringify!($Name), "`].")] pub $name: view_mut!($computed 'a),)?)*
+            /// Elements from the first of the key cache to the first of the value cache, where both lie in the memory of
+            /// `key_cache` (K and V interleaved).
+            pub value_offset: Option<usize>,
+        }
 
-            /// The strides of bias and scales; those of one that is not there are 0.
-            pub fn call_strides(&self) -> CallStrides {
-                CallStrides {
-                    bias: self.bias.map_or_else(BiasStrides::default, |bias| bias.strides),
-                    scales: [$(self.$scale.map_or(ScaleStrides::TENSOR, |scale| scale.strides),)*],
+        impl<'a> OutputViews<'a> {
+            $($(#[doc = concat!("Adds [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+            #[must_use]
+            pub fn $with(mut self, $name: argument_mut!($out 'a)) -> Self {
+                self.$name = taken!($out $name);
+                self
+            })?
+            $(#[doc = concat!("Adds [`", stringify!($name), "`](Self::", stringify!($name), "), to be computed.")]
+            #[must_use]
+            pub fn $with(mut self, $name: argument_mut!($computed 'a)) -> Self {
+                self.$name = taken!($computed $name);
+                self
+            })?)*
+
+            /// The memory of an operand; `None` where it is absent, or no output.
+            pub fn slot(&self, operand: Operand) -> Option<Slot<'_>> {
+                match operand {
+                    Operand::ValueCache if self.value_offset.is_some() => slot!(Tensor self.value_cache_view()),
+                    $($(Operand::$Name => slot!($out self.$name),)? $(Operand::$Name => slot!($computed self.$name),)?)*
+                    _ => None,
                 }
             }
+        }
 
-            /// The scales that are there.
-            fn scales(&self) -> impl Iterator<Item = (Operand, ScaleView<'a>)> {
-                [$((Operand::$Scale, self.$scale),)*].into_iter().filter_map(|(operand, scale)| Some((operand, scale?)))
-            }
-
-            fn check_scales_present(&self, problem: &Problem, errors: &mut Vec<TensorError>) {
-                $(check_presence(Operand::$Scale, problem, self.$scale.is_some(), errors);)*
-                for (operand, scale) in self.scales() {
-                    scale.check_extent(operand, problem, errors);
+        impl<'a> From<&'a mut OutputViews<'_>> for OutputViews<'a> {
+            fn from(views: &'a mut OutputViews<'_>) -> Self {
+                OutputViews {
+                    $($($name: reborrowed!($out views.$name),)? $($name: reborrowed!($computed views.$name),)?)*
+                    value_offset: views.value_offset,
                 }
             }
         }
     };
 }
 
-operands!(define_input_views);
+operands!(define_views);
 
 /// Bytes as numbers. Where there are none, their address may be anything, like that of an empty `Vec<u8>`.
 fn vector<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
     if bytes.is_empty() { &[] } else { <[T]>::ref_from_bytes(bytes).expect("whole numbers, aligned") }
 }
 
-/// Everything a backend writes, borrowed. See [`Outputs`] for owned ones.
-#[derive(Debug, PartialEq)]
-#[non_exhaustive]
-pub struct OutputViews<'a> {
-    /// The output, `query_heads` by `query_length` by `value_dim`.
-    pub output: TensorViewMut<'a>,
-    /// The log-sum-exp of each row, contiguous `[batch, query head, query row]`, where the problem wants it.
-    pub lse: Option<&'a mut [f32]>,
+impl Default for TensorView<'_> {
+    fn default() -> Self {
+        Self { dtype: DType::F32, data: &[] }
+    }
+}
+
+impl Default for TensorViewMut<'_> {
+    fn default() -> Self {
+        Self { dtype: DType::F32, data: &mut [] }
+    }
 }
 
 impl TensorView<'_> {
@@ -228,6 +389,11 @@ impl TensorView<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// A copy that owns its memory.
+    pub fn to_owned_tensor(self) -> Tensor {
+        Tensor { dtype: self.dtype, data: self.data.to_vec() }
+    }
 }
 
 impl TensorViewMut<'_> {
@@ -238,16 +404,64 @@ impl TensorViewMut<'_> {
 }
 
 impl<'a> InputViews<'a> {
-    /// A copy in memory of its own.
+    /// The query, key and value of attention, and nothing optional.
+    ///
+    /// ```
+    /// # use flashcore_problem as flashcore;
+    /// use flashcore::{DType, InputViews};
+    ///
+    /// let (query, key, value) = (vec![0.0_f32; 64], vec![0.0_f32; 64], vec![0.0_f32; 64]);
+    /// let inputs = InputViews::new(&query, &key, &value).with_sinks(&[0.5, 1.5]);
+    /// assert_eq!(inputs.query.dtype, DType::F32);
+    /// ```
+    pub fn new(
+        query: impl Into<TensorView<'a>>,
+        key: impl Into<TensorView<'a>>,
+        value: impl Into<TensorView<'a>>,
+    ) -> Self {
+        Self { query: query.into(), key: key.into(), value: value.into(), ..Self::default() }
+    }
+
+    /// A copy that owns its memory.
     pub fn to_owned_inputs(&self) -> Inputs {
         Inputs::copied(self)
     }
 
-    /// Adds the bias.
-    #[must_use]
-    pub const fn with_bias(mut self, bias: BiasView<'a>) -> Self {
-        self.bias = Some(bias);
-        self
+    /// The bytes of an operand; `None` where it is absent, a list, or no input.
+    pub fn bytes(&self, operand: Operand) -> Option<&'a [u8]> {
+        self.slot(operand).map(|slot| slot.data)
+    }
+
+    /// The strides of bias and scales; those of one that is not there are 0.
+    pub fn call_strides(&self) -> CallStrides {
+        CallStrides {
+            bias: self.bias.map_or_else(BiasStrides::default, |bias| bias.strides),
+            scales: [self.q_scale, self.k_scale, self.v_scale]
+                .map(|scale| scale.map_or(ScaleStrides::TENSOR, |scale| scale.strides)),
+        }
+    }
+
+    /// The scales that are there.
+    fn scales(&self) -> impl Iterator<Item = (Operand, ScaleView<'a>)> {
+        let scales = [self.q_scale, self.k_scale, self.v_scale];
+        Operand::SCALES.into_iter().zip(scales).filter_map(|(operand, scale)| Some((operand, scale?)))
+    }
+
+    /// Names every operand that is missing, unexpected, or of a wrong type or size, by the rows of an operation.
+    pub(crate) fn check_rows<P>(&self, rows: &[Row<P>], problem: &P, errors: &mut Vec<TensorError>) {
+        let strides = self.call_strides();
+        let mut read = OperandSet::NONE;
+        for row in rows.iter().filter(|row| row.access(problem) == Access::Read) {
+            read = read.with(row.operand);
+            match self.list(row.operand) {
+                Some(list) => row.check_list(problem, list, errors),
+                None => row.check(problem, self.slot(row.operand), strides, errors),
+            }
+        }
+        let is_given =
+            |operand: Operand| self.slot(operand).is_some() || self.list(operand).is_some_and(|list| !list.is_empty());
+        let unexpected = Operand::ALL.iter().filter(|&&operand| !read.has(operand) && is_given(operand));
+        errors.extend(unexpected.map(|operand| TensorError::Unexpected { tensor: operand.name() }));
     }
 
     /// Everything that is wrong with `problem`, or else with these inputs for it.
@@ -263,29 +477,7 @@ impl<'a> InputViews<'a> {
     ) -> Result<(), Invalid> {
         problem.validate()?;
         let mut errors = Vec::new();
-        for (operand, view) in [(Operand::Query, self.query), (Operand::Key, self.key), (Operand::Value, self.value)] {
-            check_tensor(operand, problem, view, &mut errors);
-        }
-        self.check_numbers(problem, written, &mut errors);
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
-    }
-
-    fn check_numbers(
-        &self,
-        problem: &Problem,
-        written: impl Fn(Operand, usize) -> bool,
-        errors: &mut Vec<TensorError>,
-    ) {
-        self.check_vectors(problem, errors);
-        check_presence(Operand::Bias, problem, self.bias.is_some(), errors);
-
-        if let Some(bias) = &self.bias {
-            let needed = bias.strides.extent(problem).unwrap_or(usize::MAX);
-            if bias.data.len() < needed {
-                errors.push(TensorError::TooShort { tensor: "bias", actual: bias.data.len(), needed });
-            }
-        }
-        self.check_scales_present(problem, errors);
+        self.check_rows(Problem::OPERANDS, problem, &mut errors);
         // A vector that the problem does not have may have any size.
         let is_unsized = |error: &TensorError| {
             matches!(
@@ -294,14 +486,15 @@ impl<'a> InputViews<'a> {
             )
         };
         if !errors.iter().any(is_unsized) {
-            self.check_sequences(problem, errors);
+            self.check_sequences(problem, &mut errors);
         }
         // The scales in use are those of the keys in use, which lengths and tables must have been right to tell.
         if errors.is_empty() {
             for (operand, scale) in self.scales() {
-                scale.check_numbers(operand, problem, self, |index| written(operand, index), errors);
+                scale.check_numbers(operand, problem, self, |index| written(operand, index), &mut errors);
             }
         }
+        Invalid::unless_empty(errors)
     }
 
     /// The tables that expressions read; empty where there is none.
@@ -316,55 +509,47 @@ impl<'a> InputViews<'a> {
 }
 
 impl<'a> OutputViews<'a> {
-    /// The output alone.
+    /// The output of attention alone.
     pub fn new(output: impl Into<TensorViewMut<'a>>) -> Self {
-        Self { output: output.into(), lse: None }
+        Self { output: output.into(), ..Self::default() }
     }
 
-    /// The output and the log-sum-exp of each row.
-    pub fn with_lse(output: impl Into<TensorViewMut<'a>>, lse: &'a mut [f32]) -> Self {
-        Self { output: output.into(), lse: Some(lse) }
+    /// Places the value cache in the memory of the key cache, `offset` elements past the first key (K and V interleaved).
+    #[must_use]
+    pub fn with_value_offset(mut self, offset: usize) -> Self {
+        self.value_offset = Some(offset);
+        self
+    }
+
+    /// The value cache, to be read; empty where it begins past the end of the key cache.
+    pub fn value_cache_view(&self) -> TensorView<'_> {
+        let Some(offset) = self.value_offset else { return self.value_cache.as_view() };
+        let memory = self.key_cache.as_view();
+        let start = offset.saturating_mul(memory.dtype.size_bytes()).min(memory.data.len());
+        TensorView { data: &memory.data[start..], ..memory }
+    }
+
+    /// The strides of scales that are computed; those of one that is not there are 0.
+    pub fn call_strides(&self) -> CallStrides {
+        let strides =
+            |scale: &Option<ScaleViewMut<'_>>| scale.as_ref().map_or(ScaleStrides::TENSOR, |scale| scale.strides);
+        CallStrides {
+            scales: [ScaleStrides::TENSOR, strides(&self.k_scale), strides(&self.v_scale)],
+            ..CallStrides::NONE
+        }
+    }
+
+    /// Names every operand that is missing, unexpected, or of a wrong type or size, by the rows of an operation.
+    pub(crate) fn check_rows<P>(&self, rows: &[Row<P>], problem: &P, errors: &mut Vec<TensorError>) {
+        check_outputs(rows, problem, |operand| self.slot(operand), self.call_strides(), errors);
     }
 
     /// Everything that is wrong with `problem`, or else with these outputs for it.
     pub fn validate(&self, problem: &Problem) -> Result<(), Invalid> {
-        validate_outputs(problem, self.output.as_view(), self.lse.as_deref())
-    }
-}
-
-pub(crate) fn validate_outputs(problem: &Problem, output: TensorView<'_>, lse: Option<&[f32]>) -> Result<(), Invalid> {
-    problem.validate()?;
-    let mut errors = Vec::new();
-    check_tensor(Operand::Output, problem, output, &mut errors);
-    check_count(Operand::Lse, problem, lse.map(<[f32]>::len), &mut errors);
-    if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
-}
-
-fn check_tensor(operand: Operand, problem: &Problem, view: TensorView<'_>, errors: &mut Vec<TensorError>) {
-    let tensor = operand.name();
-    if let Some(expected) = operand.dtype(problem).filter(|&expected| view.dtype != expected) {
-        errors.push(TensorError::DType { tensor, actual: view.dtype, expected });
-    }
-    let needed = operand.tensor(problem).and_then(|(shape, strides)| strides.extent(shape)).unwrap_or(usize::MAX);
-    if view.len() < needed {
-        errors.push(TensorError::TooShort { tensor, actual: view.len(), needed });
-    }
-}
-
-fn check_presence(operand: Operand, problem: &Problem, given: bool, errors: &mut Vec<TensorError>) {
-    let tensor = operand.name();
-    match (operand.is_present(problem), given) {
-        (true, false) => errors.push(TensorError::Missing { tensor }),
-        (false, true) => errors.push(TensorError::Unexpected { tensor }),
-        (true, true) | (false, false) => {}
-    }
-}
-
-pub(crate) fn check_count(operand: Operand, problem: &Problem, actual: Option<usize>, errors: &mut Vec<TensorError>) {
-    check_presence(operand, problem, actual.is_some(), errors);
-    let (tensor, needed) = (operand.name(), operand.elements(problem).unwrap_or(0));
-    if let Some(actual) = actual.filter(|&actual| operand.is_present(problem) && actual != needed) {
-        errors.push(TensorError::WrongCount { tensor, actual, needed });
+        problem.validate()?;
+        let mut errors = Vec::new();
+        self.check_rows(Problem::OPERANDS, problem, &mut errors);
+        Invalid::unless_empty(errors)
     }
 }
 
@@ -431,15 +616,6 @@ impl<'a> From<&InputViews<'a>> for InputViews<'a> {
 impl<'a> From<&'a mut Outputs> for OutputViews<'a> {
     fn from(outputs: &'a mut Outputs) -> Self {
         outputs.views_mut()
-    }
-}
-
-impl<'a> From<&'a mut OutputViews<'_>> for OutputViews<'a> {
-    fn from(views: &'a mut OutputViews<'_>) -> Self {
-        OutputViews {
-            output: TensorViewMut { dtype: views.output.dtype, data: views.output.data },
-            lse: views.lse.as_deref_mut(),
-        }
     }
 }
 

@@ -177,7 +177,7 @@ fn largest_error_norm_and_bias_see_different_things() {
         let judge_values = |change: &dyn Fn(usize, f64) -> f64| {
             let values = trial.expected.output.iter().enumerate().map(|(index, &value)| change(index, value));
             let output = Tensor::from_values(dtype, &values.collect::<Vec<f64>>());
-            trial.judge(&Outputs { output, lse: None })
+            trial.judge(&Outputs { output, ..Outputs::default() })
         };
 
         let one_far_off = |index: usize, value: f64| if index == 77 { value + 1.5 * limits.max_error } else { value };

@@ -30,7 +30,7 @@ fn main() -> Result<(), Error> {
 
     let start = Instant::now();
     let inputs = InputViews::new(&query, &key, &value);
-    let outputs = OutputViews::with_lse(&mut output, &mut lse);
+    let outputs = OutputViews::new(&mut output).with_lse(&mut lse);
     plan.run(inputs, outputs)?;
     println!("computed in {:?}", start.elapsed());
 

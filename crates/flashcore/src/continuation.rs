@@ -35,7 +35,7 @@ const UNWRITTEN: u32 = u32::MAX;
 /// let (mut output, mut lse) = ([0.0_f32; 2], [f32::NEG_INFINITY]);
 /// for value in [[1.0_f32, 2.0], [3.0, 6.0]] {
 ///     let inputs = InputViews::new(&[0.0_f32; 2], &[0.0_f32; 2], &value);
-///     plan.run(inputs, OutputViews::with_lse(&mut output, &mut lse))?;
+///     plan.run(inputs, OutputViews::new(&mut output).with_lse(&mut lse))?;
 /// }
 /// assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
 /// # Ok(())
@@ -110,7 +110,7 @@ impl ContinuePlan {
         let extent = problem.strides().output.extent(problem.output_shape()).unwrap_or(0);
         let mut part = Tensor::zeros(problem.dtypes().output, extent);
         let mut part_lse = vec![f32::from_bits(UNWRITTEN); lse.len()];
-        self.attention.run(inputs, OutputViews::with_lse(&mut part, &mut part_lse))?;
+        self.attention.run(inputs, OutputViews::new(&mut part).with_lse(&mut part_lse))?;
         // Rows that were not written are merged as empty ones into a copy, and not taken from it.
         let is_written: Vec<bool> = part_lse.iter().map(|lse| lse.to_bits() != UNWRITTEN).collect();
         for (lse, _) in part_lse.iter_mut().zip(&is_written).filter(|(_, is_written)| !**is_written) {

@@ -131,32 +131,71 @@ impl<T> Buffer for Output<'_, T> {
     }
 }
 
+/// The element type of a kind of operand.
+macro_rules! element {
+    (Tensor $tensor:ident) => {
+        $tensor
+    };
+    (Tensors $tensor:ident) => {
+        $tensor
+    };
+    (Bias $tensor:ident) => {
+        f32
+    };
+    (Scale $tensor:ident) => {
+        f32
+    };
+    (Positions $tensor:ident) => {
+        i64
+    };
+    ($element:ident $tensor:ident) => {
+        $element
+    };
+}
+
+/// The setter of an operand: with strides in elements where they come with each call.
+macro_rules! setter {
+    (reads Bias $T:ident $name:ident $Name:ident $with:ident) => {
+        /// The bias that is added to the scores, and its strides in elements.
+        #[must_use]
+        pub fn $with(mut self, buffer: impl Into<Input<'a, f32>>, strides: BiasStrides) -> Self {
+            (self.$name, self.strides.bias) = (Some(buffer.into()), strides);
+            self
+        }
+    };
+    (reads Scale $T:ident $name:ident $Name:ident $with:ident) => {
+        #[doc = concat!("Adds the operand [`", stringify!($Name), "`](Operand::", stringify!($Name), ") and its strides in elements.")]
+        #[must_use]
+        pub fn $with(mut self, buffer: impl Into<Input<'a, f32>>, strides: ScaleStrides) -> Self {
+            self.$name = Some(buffer.into());
+            self.strides.scales[Operand::$Name as usize - Operand::PARAMETERS] = strides;
+            self
+        }
+    };
+    ($access:ident $kind:ident $T:ident $name:ident $Name:ident $with:ident) => {
+        #[doc = concat!("Adds the operand [`", stringify!($Name), "`](Operand::", stringify!($Name), ").")]
+        #[must_use]
+        pub fn $with(mut self, buffer: impl Into<buffer!($access 'a, element!($kind $T))>) -> Self {
+            self.$name = Some(buffer.into());
+            self
+        }
+    };
+}
+
+macro_rules! buffer {
+    (reads $a:lifetime, $element:ty) => { Input<$a, $element> };
+    (writes $a:lifetime, $element:ty) => { Output<$a, $element> };
+}
+
 macro_rules! define_typed_tensors {
-    (
-        tensors { $($tensors:tt)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
-        strided { $($strided:tt)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
-    ) => {
+    ($($(#[$doc:meta])* $name:ident: $Name:ident, $with:ident,
+        $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
         /// Buffers of the operands of a problem, borrowed for a [`launch`]. The elements lie where the problem's
         /// [strides](Problem::strides) say, from the first one of each buffer.
         #[derive(Debug)]
         pub struct TypedTensors<'a, T> {
-            query: Input<'a, T>,
-            key: Input<'a, T>,
-            value: Input<'a, T>,
-            output: Output<'a, T>,
-            $($output: Option<Output<'a, $output_type>>,)*
-            $($input: Option<Input<'a, $input_type>>,)*
-            bias: Option<Input<'a, f32>>,
-            bias_strides: BiasStrides,
-            $($scale: Option<Input<'a, f32>>,)*
-            scale_strides: [ScaleStrides; Operand::SCALES.len()],
+            $($name: $(Option<Input<'a, element!($in T)>>)? $(Option<Output<'a, element!($out T)>>)?,)*
+            strides: CallStrides,
         }
 
         impl<'a, T: DeviceElement> TypedTensors<'a, T> {
@@ -167,62 +206,15 @@ macro_rules! define_typed_tensors {
                 value: impl Into<Input<'a, T>>,
                 output: impl Into<Output<'a, T>>,
             ) -> Self {
-                Self {
-                    query: query.into(),
-                    key: key.into(),
-                    value: value.into(),
-                    output: output.into(),
-                    $($output: None,)*
-                    $($input: None,)*
-                    bias: None,
-                    bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
-                    $($scale: None,)*
-                    scale_strides: [ScaleStrides::TENSOR; Operand::SCALES.len()],
-                }
+                let none = Self { $($name: None,)* strides: CallStrides::NONE };
+                none.with_query(query).with_key(key).with_value(value).with_output(output)
             }
 
-            $($(#[$output_doc])*
-            #[must_use]
-            pub fn $with_output(mut self, buffer: impl Into<Output<'a, $output_type>>) -> Self {
-                self.$output = Some(buffer.into());
-                self
-            })*
-
-            $($(#[$input_doc])*
-            #[must_use]
-            pub fn $with_input(mut self, buffer: impl Into<Input<'a, $input_type>>) -> Self {
-                self.$input = Some(buffer.into());
-                self
-            })*
-
-            /// The bias that is added to the scores, and its strides in elements.
-            #[must_use]
-            pub fn with_bias(mut self, buffer: impl Into<Input<'a, f32>>, strides: BiasStrides) -> Self {
-                (self.bias, self.bias_strides) = (Some(buffer.into()), strides);
-                self
-            }
-
-            $($(#[$scale_doc])*
-            /// The strides are in elements.
-            #[must_use]
-            pub fn $with_scale(mut self, buffer: impl Into<Input<'a, f32>>, strides: ScaleStrides) -> Self {
-                self.$scale = Some(buffer.into());
-                self.scale_strides[Operand::$Scale as usize - Operand::PARAMETERS] = strides;
-                self
-            })*
+            $($(setter!(reads $in T $name $Name $with);)? $(setter!(writes $out T $name $Name $with);)?)*
 
             /// The buffer of each operand, in the order of the table.
             fn buffers(&mut self) -> [Option<&mut dyn Buffer>; Operand::COUNT] {
-                [
-                    Some(&mut self.query),
-                    Some(&mut self.key),
-                    Some(&mut self.value),
-                    Some(&mut self.output),
-                    $(self.$output.as_mut().map(|buffer| buffer as _),)*
-                    $(self.$input.as_mut().map(|buffer| buffer as _),)*
-                    self.bias.as_mut().map(|buffer| buffer as _),
-                    $(self.$scale.as_mut().map(|buffer| buffer as _),)*
-                ]
+                [$(self.$name.as_mut().map(|buffer| buffer as _),)*]
             }
         }
     };
@@ -245,7 +237,7 @@ pub fn launch<T: DeviceElement>(
         return Err(Error::NotOnCuda { call: "flashcore::cudarc::launch", device: plan.device().to_string() });
     };
     let device = || plan.device().to_string();
-    let strides = CallStrides { bias: tensors.bias_strides, scales: tensors.scale_strides };
+    let strides = tensors.strides;
     let mut buffers = tensors.buffers();
     check(plan.problem(), strides, T::DTYPE, &buffers.each_ref().map(|buffer| buffer.as_ref().map(|it| it.bytes())))?;
     if stream.context().cu_ctx().cast() != context.raw() {

@@ -43,7 +43,7 @@
 //!
 //! let (query, key, value) = (vec![f16::ONE; 2 * 8 * 64], vec![f16::ONE; 2 * 128 * 2 * 64], vec![f16::ONE; 2 * 128 * 2 * 64]);
 //! let (mut output, mut lse) = (vec![f16::ZERO; 2 * 8 * 64], vec![0.0; 2 * 8]);
-//! plan.run(InputViews::new(&query, &key, &value), OutputViews::with_lse(&mut output, &mut lse))?;
+//! plan.run(InputViews::new(&query, &key, &value), OutputViews::new(&mut output).with_lse(&mut lse))?;
 //! assert!(output.iter().all(|&element| element == f16::ONE));
 //! # Ok(())
 //! # }
@@ -248,9 +248,9 @@ pub use flashcore_problem::expression;
 pub use flashcore_problem::operands;
 pub use flashcore_problem::{
     Alignment, Bias, BiasStrides, BiasView, CallStrides, DType, DTypes, HostElement, InputViews, Invalid, Layout, Mask,
-    MaskMod, Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemBuilder,
-    ProblemError, Scale, ScaleStrides, ScaleView, ScaleViewMut, ScoreMod, Sequence, Shape, Strides, Tensor,
-    TensorError, TensorStrides, TensorView, TensorViewMut, TotalRows,
+    MaskMod, Operand, OutputViews, PagedKv, Paging, ParseDTypeError, ParseDTypesError, Problem, ProblemError, Scale,
+    ScaleStrides, ScaleView, ScaleViewMut, ScoreMod, Sequence, Shape, Strides, Tensor, TensorError, TensorStrides,
+    TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
     AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,
@@ -262,8 +262,8 @@ pub use flashcore_problem::{
 };
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    AppendTensors, DeviceScale, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses, SelfCheckPolicy, StreamRef,
-    TENSOR_ALIGNMENT, tuning,
+    AppendTensors, DeviceBias, DeviceScale, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses,
+    SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
 };
 pub use half;
 pub use kv_cache::KvCachePlan;

@@ -123,7 +123,7 @@ impl Bound {
     pub fn contents(&self, inputs: &Inputs) -> Result<Contents, Error> {
         let problem = self.plan.problem();
         let mut after = vec![Vec::new(); Operand::COUNT];
-        let mut outputs = Outputs { output: Tensor::zeros(problem.dtypes().output, 0), lse: None };
+        let mut outputs = Outputs { output: Tensor::zeros(problem.dtypes().output, 0), ..Outputs::default() };
         let mut guards = Vec::with_capacity(self.buffers.len());
         for Buffer { operand, device, .. } in &self.buffers {
             let guarded = Guarded::from_bytes(device.to_host(&self.stream)?);

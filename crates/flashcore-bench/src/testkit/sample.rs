@@ -110,7 +110,7 @@ impl<'a> Sample<'a> {
             let end = (self.matrices.0 + 1) * self.whole.query_length;
             rows[end - self.problem.query_length..end].to_vec()
         });
-        Outputs { output: self.last_rows(&outputs.output, self.matrices.0), lse }
+        Outputs { output: self.last_rows(&outputs.output, self.matrices.0), lse, ..Outputs::default() }
     }
 
     fn last_rows(&self, tensor: &Tensor, matrix: usize) -> Tensor {

@@ -292,7 +292,7 @@ pub(super) fn take_outputs(
     let lse = lse.transpose()?.map(|sums| {
         sums.data.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
     });
-    Ok(Outputs { output: take_rows(fates, (shape, problem.strides().output), output)?, lse })
+    Ok(Outputs { output: take_rows(fates, (shape, problem.strides().output), output)?, lse, ..Outputs::default() })
 }
 
 /// Attention on arrays that the host refuses, with all that its results are judged by.

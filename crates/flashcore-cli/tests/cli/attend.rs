@@ -142,7 +142,11 @@ fn round_trip_of(name: &str, problem: &Problem, inputs: &Inputs, options: &[&str
         assert_eq!(sums.shape(), [problem.batch, problem.query_heads, problem.query_length]);
         sums.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
     });
-    let outputs = Outputs { output: Tensor { dtype: output_type, data: written.data().to_vec() }, lse: sums };
+    let outputs = Outputs {
+        output: Tensor { dtype: output_type, data: written.data().to_vec() },
+        lse: sums,
+        ..Outputs::default()
+    };
     let expected = oracle(problem, inputs).expect("a valid problem");
     let yardstick = ReferenceError::measure(problem, inputs, &expected).expect("a valid problem");
     let verdict = judge(problem, &expected, &yardstick, &Evidence::new(inputs, &outputs));

@@ -1,7 +1,10 @@
 //! The numbers of an append, borrowed.
 
 use super::{AppendProblem, PositionType};
-use crate::{DType, Invalid, ScaleView, ScaleViewMut, Shape, Strides, TensorError, TensorView, TensorViewMut};
+use crate::{
+    DType, Invalid, PositionNumbers, ScaleView, ScaleViewMut, Shape, Slot, Strides, TensorError, TensorView,
+    TensorViewMut,
+};
 
 /// Positions of tokens in their sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +15,15 @@ pub enum Positions<'a> {
     I64(&'a [i64]),
 }
 
-impl Positions<'_> {
+impl<'a> Positions<'a> {
+    /// The memory.
+    pub(crate) fn slot(self) -> Slot<'a> {
+        match self {
+            Self::I32(positions) => Slot::of(positions),
+            Self::I64(positions) => Slot::of(positions),
+        }
+    }
+
     /// Number of positions.
     pub const fn len(self) -> usize {
         match self {
@@ -35,6 +46,14 @@ impl Positions<'_> {
         match self {
             Self::I32(positions) => positions[token].into(),
             Self::I64(positions) => positions[token],
+        }
+    }
+
+    /// A copy that owns its memory.
+    pub fn to_owned_numbers(self) -> PositionNumbers {
+        match self {
+            Self::I32(positions) => PositionNumbers::I32(positions.to_vec()),
+            Self::I64(positions) => PositionNumbers::I64(positions.to_vec()),
         }
     }
 

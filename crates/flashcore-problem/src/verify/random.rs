@@ -6,7 +6,7 @@
 //! in 2^29 elements of `f32` and practically never in 16 bits.)
 
 use super::lengths::SequenceLengths;
-use crate::{Bias, BiasStrides, DType, Inputs, Problem, Shape, Strides, Tensor};
+use crate::{Bias, BiasStrides, DType, Inputs, Problem, Shape, Strides, Tensor, Value};
 use std::f64::consts::TAU;
 
 /// Sebastiano Vigna's `SplitMix64`: 64 bits of state, any seed is good, streams are cheap.
@@ -132,14 +132,12 @@ fn one_key(keys: usize, seed: u64) -> usize {
     [0, last, mix(seed) as usize % keys.max(1)][(seed / 3 % 3) as usize]
 }
 
-/// Each tensor draws from a stream of its own: operands that resemble one another hide swapped operands.
-/// Streams of the vectors are in the table of operands.
-enum Stream {
-    Query,
-    Key,
-    Value,
-    Bias,
-}
+// Each tensor draws from its own stream: operands that resemble one another hide swapped operands. The other streams
+// are in the rows of the operands.
+pub(crate) const QUERY: u64 = 0;
+pub(crate) const KEY: u64 = 1;
+pub(crate) const VALUE: u64 = 2;
+pub(crate) const BIAS: u64 = 3;
 
 /// The stream of [`SequenceLengths`], after those of the table of operands.
 const LENGTHS_STREAM: u64 = 0x1e46;
@@ -170,11 +168,11 @@ impl Inputs {
     ///
     /// When `problem` does not validate.
     pub fn random_sequences(problem: &Problem, lengths: SequenceLengths, seed: u64) -> Self {
-        let normal = |stream: Stream| {
-            let mut random = SplitMix64::stream(seed, stream as u64);
+        let normal = |stream: u64| {
+            let mut random = SplitMix64::stream(seed, stream);
             move |_row: usize, _column: usize| random.normal()
         };
-        let fills: Fills<'_> = [&mut normal(Stream::Query), &mut normal(Stream::Key), &mut normal(Stream::Value)];
+        let fills: Fills<'_> = [&mut normal(QUERY), &mut normal(KEY), &mut normal(VALUE)];
         Self::filled_by(problem, seed, lengths, fills)
     }
 
@@ -185,9 +183,9 @@ impl Inputs {
     /// When `problem` does not validate.
     pub fn stress(problem: &Problem, stress: Stress, seed: u64) -> Self {
         let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
-        let mut query = SplitMix64::stream(seed, Stream::Query as u64);
-        let mut key = SplitMix64::stream(seed, Stream::Key as u64);
-        let mut value = SplitMix64::stream(seed, Stream::Value as u64);
+        let mut query = SplitMix64::stream(seed, QUERY);
+        let mut key = SplitMix64::stream(seed, KEY);
+        let mut value = SplitMix64::stream(seed, VALUE);
         let integer = |random: &mut SplitMix64| random.below(5) as f64 - 2.0;
         let unit = |row: usize, columns: usize, column: usize| f64::from(u8::from(row % columns == column));
         match stress {
@@ -394,7 +392,7 @@ pub(crate) fn fill(
 
 /// One bias for all batches: `[query head, query row, key]`.
 fn random_bias(problem: &Problem, seed: u64) -> Bias {
-    let mut random = SplitMix64::stream(seed, Stream::Bias as u64);
+    let mut random = SplitMix64::stream(seed, BIAS);
     let strides =
         BiasStrides { batch: 0, head: problem.query_length * problem.key_length, row: problem.key_length, key: 1 };
     let data = (0..problem.query_heads * strides.head).map(|_| random.normal() as f32).collect();
@@ -419,28 +417,31 @@ fn offsets(total: Option<usize>, longest: usize, entries: usize, random: &mut Sp
     std::iter::once(0).chain((1..entries).map(|index| next(index - 1))).collect()
 }
 
-pub(crate) fn cu_seqlens_q(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<u32> {
-    offsets(problem.total_q, problem.query_length, entries, random)
+pub(crate) fn cu_seqlens_q(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Value {
+    offsets(problem.total_q, problem.query_length, entries, random).into()
 }
 
-pub(crate) fn cu_seqlens_k(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<u32> {
-    offsets(problem.total_k, problem.key_length, entries, random)
+pub(crate) fn cu_seqlens_k(problem: &Problem, entries: usize, random: &mut SplitMix64) -> Value {
+    offsets(problem.total_k, problem.key_length, entries, random).into()
 }
 
 /// Ragged query lengths, some 0.
-pub(crate) fn seqused_q(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
-    (0..batches).map(|_| random.below(problem.query_length + 1) as u32).collect()
+pub(crate) fn seqused_q(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Value {
+    (0..batches).map(|_| random.below(problem.query_length + 1) as u32).collect::<Vec<u32>>().into()
 }
 
 /// A few keys of padding, none in some sequences.
-pub(crate) fn leftpad_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
+pub(crate) fn leftpad_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Value {
     let most = (problem.key_length / 2).min(100);
-    (0..batches).map(|batch| if batch % 4 == 3 { 0 } else { random.below(most + 1) as u32 }).collect()
+    (0..batches)
+        .map(|batch| if batch % 4 == 3 { 0 } else { random.below(most + 1) as u32 })
+        .collect::<Vec<u32>>()
+        .into()
 }
 
 /// Any batches of the cache, some twice.
-pub(crate) fn kv_batch_idx(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
-    (0..batches).map(|_| random.below(problem.cache_batches()) as u32).collect()
+pub(crate) fn kv_batch_idx(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Value {
+    (0..batches).map(|_| random.below(problem.cache_batches()) as u32).collect::<Vec<u32>>().into()
 }
 
 /// Pages in random order, shared between sequences where the cache has too few.
@@ -454,7 +455,7 @@ pub(crate) fn page_table(problem: &Problem, entries: usize, random: &mut SplitMi
 }
 
 /// Ragged `seqused_k`: the first full and, from three batches on, the second 0.
-pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Vec<u32> {
+pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix64) -> Value {
     let length = |batch: usize| {
         let ragged = (1 + random.below(problem.key_length)).min(problem.key_length);
         match batch {
@@ -463,26 +464,26 @@ pub(crate) fn seqused_k(problem: &Problem, batches: usize, random: &mut SplitMix
             _ => ragged as u32,
         }
     };
-    (0..batches).map(length).collect()
+    (0..batches).map(length).collect::<Vec<u32>>().into()
 }
 
 /// `2^(-8 (head + 1) / heads)`.
-pub(crate) fn alibi_slopes(_: &Problem, heads: usize, _: &mut SplitMix64) -> Vec<f32> {
-    (0..heads).map(|head| (-8.0 * (head + 1) as f64 / heads as f64).exp2() as f32).collect()
+pub(crate) fn alibi_slopes(_: &Problem, heads: usize, _: &mut SplitMix64) -> Value {
+    (0..heads).map(|head| (-8.0 * (head + 1) as f64 / heads as f64).exp2() as f32).collect::<Vec<f32>>().into()
 }
 
 /// Uniform in (-3, 3).
-pub(crate) fn per_head(_: &Problem, heads: usize, random: &mut SplitMix64) -> Vec<f32> {
-    (0..heads).map(|_| (random.uniform() * 6.0 - 3.0) as f32).collect()
+pub(crate) fn per_head(_: &Problem, heads: usize, random: &mut SplitMix64) -> Value {
+    (0..heads).map(|_| (random.uniform() * 6.0 - 3.0) as f32).collect::<Vec<f32>>().into()
 }
 
 /// Normal numbers.
-pub(crate) fn aux_f32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<f32> {
-    (0..entries).map(|_| random.normal() as f32).collect()
+pub(crate) fn aux_f32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Value {
+    (0..entries).map(|_| random.normal() as f32).collect::<Vec<f32>>().into()
 }
 
 /// Counted runs of random length, like documents in a sequence: longer ones in long tables, so that there are a few.
-pub(crate) fn aux_i32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Vec<i32> {
+pub(crate) fn aux_i32(_: &Problem, entries: usize, random: &mut SplitMix64) -> Value {
     let longest_run = (entries / 4).max(150);
     let (mut run, mut left) = (0, 1 + random.below(longest_run));
     let mut next = || {
@@ -492,7 +493,7 @@ pub(crate) fn aux_i32(_: &Problem, entries: usize, random: &mut SplitMix64) -> V
         left -= 1;
         run
     };
-    (0..entries).map(|_| next()).collect()
+    (0..entries).map(|_| next()).collect::<Vec<i32>>().into()
 }
 
 #[cfg(test)]

@@ -18,23 +18,93 @@ pub struct DeviceScale {
     pub strides: ScaleStrides,
 }
 
+/// The bias on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceBias {
+    /// The address of the first; 0 where the problem has none.
+    pub address: u64,
+    /// Strides in elements.
+    pub strides: BiasStrides,
+}
+
+impl DeviceBias {
+    /// No bias.
+    pub const NONE: Self = Self { address: 0, strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 } };
+}
+
 impl DeviceScale {
     /// No scale.
     pub const NONE: Self = Self { address: 0, strides: ScaleStrides::TENSOR };
 }
 
+/// What the device has of a kind of operand.
+macro_rules! device {
+    (Bias) => {
+        DeviceBias
+    };
+    (Scale) => {
+        DeviceScale
+    };
+    ($kind:ident) => {
+        u64
+    };
+}
+
+macro_rules! none {
+    (Bias) => {
+        DeviceBias::NONE
+    };
+    (Scale) => {
+        DeviceScale::NONE
+    };
+    ($kind:ident) => {
+        0
+    };
+}
+
+macro_rules! address {
+    (Bias $operand:expr) => {
+        $operand.address
+    };
+    (Scale $operand:expr) => {
+        $operand.address
+    };
+    ($kind:ident $operand:expr) => {
+        $operand
+    };
+}
+
+/// The setter of an operand: with strides where they come with each call.
+macro_rules! setter {
+    (Bias $name:ident $with:ident) => {
+        /// Sets the bias and its strides.
+        #[must_use]
+        pub const fn $with(mut self, address: u64, strides: BiasStrides) -> Self {
+            self.$name = DeviceBias { address, strides };
+            self
+        }
+    };
+    (Scale $name:ident $with:ident) => {
+        #[doc = concat!("Sets [`", stringify!($name), "`](Self::", stringify!($name), ") and its strides.")]
+        #[must_use]
+        pub const fn $with(mut self, address: u64, strides: ScaleStrides) -> Self {
+            self.$name = DeviceScale { address, strides };
+            self
+        }
+    };
+    ($kind:ident $name:ident $with:ident) => {
+        #[doc = concat!("Sets [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+        #[must_use]
+        pub const fn $with(mut self, address: u64) -> Self {
+            self.$name = address;
+            self
+        }
+    };
+}
+
 macro_rules! define_device_tensors {
-    (
-        tensors { $($(#[$tensor_doc:meta])* $tensor:ident: $Tensor:ident, $access:ident, $shape:ident;)* }
-        outputs { $($(#[$output_doc:meta])* $output:ident: $Output:ident, $output_type:ty, $output_extent:expr, $with_output:ident,
-            $(#[$output_switch_doc:meta])* $output_switch:ident: $output_switch_type:ty, $with_output_switch:ident;)* }
-        inputs { $($(#[$input_doc:meta])* $input:ident: $Input:ident, $input_type:ty, $input_extent:expr, $with_input:ident,
-            $stream:literal, $fill:ident,
-            $(#[$input_switch_doc:meta])* $input_switch:ident: $input_switch_type:ty, $with_input_switch:ident;)* }
-        strided { $($strided:tt)* }
-        scales { $($(#[$scale_doc:meta])* $scale:ident: $Scale:ident, $with_scale:ident, $scale_stream:literal,
-            $(#[$scale_switch_doc:meta])* $scale_switch:ident: $scale_switch_type:ty, $with_scale_switch:ident;)* }
-    ) => {
+    ($($(#[$doc:meta])* $name:ident: $Name:ident, $with:ident,
+        $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
         /// Device addresses of the operands of a problem: `CUdeviceptr` of the driver, `device_ptr()` of `cudarc`,
         /// `data_ptr()` of `PyTorch`.
         ///
@@ -50,92 +120,29 @@ macro_rules! define_device_tensors {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct DeviceTensors {
-            $($(#[$tensor_doc])* pub $tensor: u64,)*
-            $($(#[$output_doc])* pub $output: u64,)*
-            $($(#[$input_doc])* pub $input: u64,)*
-            /// The bias that is added to the scores, `f32`.
-            pub bias: u64,
-            /// Strides of the bias in elements.
-            pub bias_strides: BiasStrides,
-            $($(#[$scale_doc])* pub $scale: DeviceScale,)*
+            $($(#[$doc])* pub $name: device!($($in)? $($out)?),)*
             /// [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
             /// finished, or while a graph of it is executed; 0 for the workspace of the stream, which no graph has.
             pub workspace: u64,
         }
 
         impl DeviceTensors {
-            /// Query, key, value and output, and nothing else.
-            pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
-                Self {
-                    query,
-                    key,
-                    value,
-                    output,
-                    $($output: 0,)*
-                    $($input: 0,)*
-                    bias: 0,
-                    bias_strides: BiasStrides { batch: 0, head: 0, row: 0, key: 0 },
-                    $($scale: DeviceScale::NONE,)*
-                    workspace: 0,
-                }
-            }
+            /// No operand.
+            pub const NONE: Self = Self { $($name: none!($($in)? $($out)?),)* workspace: 0 };
 
-            $(#[doc = concat!("Sets [`", stringify!($output), "`](Self::", stringify!($output), ").")]
-            #[must_use]
-            pub const fn $with_output(mut self, address: u64) -> Self {
-                self.$output = address;
-                self
-            })*
-
-            $(#[doc = concat!("Sets [`", stringify!($input), "`](Self::", stringify!($input), ").")]
-            #[must_use]
-            pub const fn $with_input(mut self, address: u64) -> Self {
-                self.$input = address;
-                self
-            })*
-
-            $(#[doc = concat!("Sets [`", stringify!($scale), "`](Self::", stringify!($scale), ") and its strides.")]
-            #[must_use]
-            pub const fn $with_scale(mut self, address: u64, strides: ScaleStrides) -> Self {
-                self.$scale = DeviceScale { address, strides };
-                self
-            })*
-
-            /// The strides of bias and scales.
-            pub const fn call_strides(&self) -> CallStrides {
-                CallStrides { bias: self.bias_strides, scales: [$(self.$scale.strides,)*] }
-            }
-
-            /// Sets the strides of bias and scales.
-            pub const fn set_call_strides(&mut self, strides: CallStrides) {
-                self.bias_strides = strides.bias;
-                [$(self.$scale.strides,)*] = strides.scales;
-            }
-
-            /// The address of an operand.
-            pub const fn address(&self, operand: Operand) -> u64 {
-                self.values().address(operand)
-            }
+            $(setter!($($in)? $($out)? $name $with);)*
 
             /// Sets the address of an operand.
             pub const fn set(&mut self, operand: Operand, address: u64) {
                 match operand {
-                    $(Operand::$Tensor => self.$tensor = address,)*
-                    $(Operand::$Output => self.$output = address,)*
-                    $(Operand::$Input => self.$input = address,)*
-                    $(Operand::$Scale => self.$scale.address = address,)*
-                    _ => self.bias = address,
+                    $(Operand::$Name => address!($($in)? $($out)? self.$name) = address,)*
+                    _ => {}
                 }
             }
 
-            /// The values of the parameters that change from launch to launch.
-            pub(crate) const fn values(&self) -> LaunchValues {
-                LaunchValues {
-                    operands: [$(self.$tensor,)* $(self.$output,)* $(self.$input,)* self.bias, $(self.$scale.address,)*],
-                    strides: self.call_strides(),
-                    workspace: self.workspace,
-                    append: FusedValues::NONE,
-                }
+            /// The addresses in the order of the operands.
+            const fn addresses(&self) -> [u64; Operand::COUNT] {
+                [$(address!($($in)? $($out)? self.$name),)*]
             }
         }
     };
@@ -144,11 +151,38 @@ macro_rules! define_device_tensors {
 operands!(define_device_tensors);
 
 impl DeviceTensors {
-    /// Sets the bias and its strides.
-    #[must_use]
-    pub const fn with_bias(mut self, address: u64, strides: BiasStrides) -> Self {
-        (self.bias, self.bias_strides) = (address, strides);
-        self
+    /// Query, key, value and output, and nothing else.
+    pub const fn new(query: u64, key: u64, value: u64, output: u64) -> Self {
+        Self { query, key, value, output, ..Self::NONE }
+    }
+
+    /// The strides of bias and scales.
+    pub const fn call_strides(&self) -> CallStrides {
+        CallStrides {
+            bias: self.bias.strides,
+            scales: [self.q_scale.strides, self.k_scale.strides, self.v_scale.strides],
+        }
+    }
+
+    /// Sets the strides of bias and scales.
+    pub const fn set_call_strides(&mut self, strides: CallStrides) {
+        self.bias.strides = strides.bias;
+        [self.q_scale.strides, self.k_scale.strides, self.v_scale.strides] = strides.scales;
+    }
+
+    /// The address of an operand.
+    pub const fn address(&self, operand: Operand) -> u64 {
+        self.addresses()[operand as usize]
+    }
+
+    /// The values of the parameters that change from launch to launch.
+    pub(crate) const fn values(&self) -> LaunchValues {
+        LaunchValues {
+            operands: self.addresses(),
+            strides: self.call_strides(),
+            workspace: self.workspace,
+            append: FusedValues::NONE,
+        }
     }
 
     /// Brings a workspace for this launch.

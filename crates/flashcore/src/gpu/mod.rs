@@ -28,7 +28,7 @@ use flashcore_problem::{Outputs, Problem};
 pub use append::AppendTensors;
 pub(crate) use append::GpuAppend;
 pub(crate) use continuation::GpuContinue;
-pub use device_tensors::{DeviceScale, DeviceTensors, TENSOR_ALIGNMENT};
+pub use device_tensors::{DeviceBias, DeviceScale, DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
 pub(crate) use kv_cache::GpuKvCache;
 pub use kv_cache::KvCacheTensors;

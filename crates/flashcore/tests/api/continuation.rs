@@ -71,7 +71,7 @@ fn a_state_begins_empty() {
     let plan = ContinuePlan::new(&problem, &Device::cpu()).unwrap();
     let (mut output, mut lse) = ([0.0_f32; 8], [f32::NEG_INFINITY]);
     let none: [f32; 0] = [];
-    plan.run(InputViews::new(&[1.0_f32; 8], &none, &none), OutputViews::with_lse(&mut output, &mut lse)).unwrap();
+    plan.run(InputViews::new(&[1.0_f32; 8], &none, &none), OutputViews::new(&mut output).with_lse(&mut lse)).unwrap();
     assert_eq!((output, lse), ([0.0; 8], [f32::NEG_INFINITY]));
 }
 

@@ -27,7 +27,7 @@ fn attend(problem: &Problem, query: &[f64], complete: impl FnOnce(&mut InputView
     let mut inputs = InputViews::new(query, &keys, &values);
     complete(&mut inputs);
     let plan = Plan::new(problem, &Device::cpu()).unwrap();
-    plan.run(inputs, OutputViews::with_lse(&mut output, &mut lse)).unwrap();
+    plan.run(inputs, OutputViews::new(&mut output).with_lse(&mut lse)).unwrap();
     (output, lse)
 }
 

@@ -129,7 +129,7 @@ fn wrong_host_tensors_are_named_and_nothing_is_written() {
 
     let mut inputs = InputViews::new(&good, &good, &good);
     inputs.sinks = Some(&[0.0, 0.0]);
-    let refused = plan.run(inputs, OutputViews::with_lse(&mut output[..40], &mut lse));
+    let refused = plan.run(inputs, OutputViews::new(&mut output[..40]).with_lse(&mut lse));
     let expected = vec![
         TensorError::TooShort { tensor: "output", actual: 40, needed: 80 },
         TensorError::Unexpected { tensor: "lse" },

@@ -21,7 +21,7 @@ macro_rules! run_on_slices {
         views.bias = $inputs.bias.as_ref().map(|bias| BiasView { data: &bias.data, strides: bias.strides });
         views.seqused_k = $inputs.seqused_k.as_deref();
         let output_views = match &mut $outputs.lse {
-            Some(rows) => OutputViews::with_lse(&mut output, rows),
+            Some(rows) => OutputViews::new(&mut output).with_lse(rows),
             None => OutputViews::new(&mut output),
         };
         $plan.run(views, output_views).unwrap();

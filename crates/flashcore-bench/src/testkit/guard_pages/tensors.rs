@@ -47,7 +47,7 @@ pub struct GuardedOutputs {
 impl GuardedOutputs {
     /// [Poisoned](Outputs::poisoned) outputs; `case` is what a fault is reported by.
     pub fn poisoned(problem: &Problem, edge: Edge, case: &Arc<str>) -> io::Result<Self> {
-        let Outputs { output, lse } = Outputs::poisoned(problem);
+        let Outputs { output, lse, .. } = Outputs::poisoned(problem);
         let guarded = |tensor: &'static str, bytes: &[u8]| {
             GuardedBuffer::new(bytes, edge, Label { tensor, case: Arc::clone(case) })
         };
