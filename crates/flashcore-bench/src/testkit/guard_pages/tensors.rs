@@ -74,6 +74,7 @@ impl GuardedOutputs {
         Outputs {
             output: Tensor { dtype: self.dtype, data: self.output.bytes().to_vec() },
             lse: self.lse.as_ref().map(rows),
+            ..Outputs::default()
         }
     }
 }
