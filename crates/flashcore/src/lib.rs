@@ -28,14 +28,9 @@
 //! use flashcore::{Alignment, DType, Device, InputViews, Layout, Mask, OutputViews, Plan, Problem};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let problem = Problem::builder(DType::F16)
-//!     .batch(2)
-//!     .query_heads(8)
-//!     .key_heads(2)
-//!     .query_length(1)
-//!     .key_length(128)
-//!     .head_dim(64)
-//!     .build()?
+//! let problem = Problem::new(2, 8, 1, 64, DType::F16)
+//!     .with_key_heads(2)
+//!     .with_key_length(128)
 //!     .with_layout(Layout::Bshd)
 //!     .with_mask(Mask::Causal(Alignment::BottomRight))
 //!     .with_lse(true);
@@ -142,7 +137,7 @@
 //! | `window_size=(l, r)` of `FlashAttention` | [`Mask::Window`] with the same numbers, -1 becomes `None` |
 //! | `sliding_window=w` of Hugging Face | [`Mask::Window`] with `left: Some(w - 1), right: Some(0)` |
 //! | `softcap=0.0` of `FlashAttention`, `1.0` of candle | [`Problem::softcap`] of `None` |
-//! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::with_lse`], `[batch, head, row]`; [`LseForm`]: natural or base 2, with or without the sink |
+//! | `softmax_lse`, `return_lse` | [`Problem::lse`] and [`OutputViews::lse`], `[batch, head, row]`; [`LseForm`]: natural or base 2, with or without the sink |
 //! | `seqused_k`, `cache_seqlens` | [`Problem::seqused_k`] and [`InputViews::with_seqused_k`] |
 //! | `cu_seqlens_q`, `cu_seqlens_k` (varlen) | [`Problem::total_q`], [`Problem::total_k`] and [`InputViews::with_cu_seqlens_q`] |
 //! | `page_table`, `block_table` | [`Problem::paged`] and [`InputViews::with_page_table`] |
