@@ -4,8 +4,7 @@ use core::fmt;
 
 use flashcore_problem::{DType, Expected, Inputs, Invalid, Problem, ReferenceError, Tensor};
 
-use crate::config::{AmpereConfig, Config};
-use crate::primitives::Tf32Products;
+use crate::config::Config;
 
 /// Unit roundoff of `tf32`: 10 fraction bits, as `f16` has.
 const TF32_ROUNDOFF: f64 = 1.0 / 2048.0;
@@ -32,17 +31,6 @@ impl fmt::Display for Accuracy {
             Self::NearF32 => "f32 by three products of tf32 (3xTF32): errors near those of f32; the scalar kernel multiplies f32 as it is",
             Self::Tf32 => "f32 rounded to tf32 (1xTF32): relative errors up to 2^-11 of each operand, as f16 has",
         })
-    }
-}
-
-impl Config {
-    /// The precision of the operands as the kernel multiplies them.
-    pub const fn accuracy(self) -> Accuracy {
-        match self {
-            Self::Ampere(AmpereConfig { tf32: Some(Tf32Products::Three), .. }) => Accuracy::NearF32,
-            Self::Ampere(AmpereConfig { tf32: Some(Tf32Products::One), .. }) => Accuracy::Tf32,
-            Self::Scalar(_) | Self::Ladder(_) | Self::Ampere(_) | Self::Hopper(_) => Accuracy::Exact,
-        }
     }
 }
 

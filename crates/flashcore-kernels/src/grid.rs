@@ -2,9 +2,6 @@
 
 use flashcore_problem::Problem;
 
-use crate::attention::scheduler::chunks::most_units;
-use crate::attention::scheduler::lpt::LptOrder;
-use crate::config::{AmpereConfig, Config, HopperConfig};
 use crate::parameters::Extra;
 
 /// Rows of all query heads of one key head.
@@ -16,54 +13,23 @@ pub(crate) const fn packed_rows(problem: &Problem) -> usize {
     problem.query_length.saturating_mul(group)
 }
 
+/// Tiles of the rows of a head, and heads; or of the rows of all query heads of a key head, and key heads.
+pub(crate) fn head_tiles(problem: &Problem, tile_m: u32, pack_gqa: bool) -> (u32, u32) {
+    let (rows, heads) =
+        if pack_gqa { (packed_rows(problem), problem.key_heads) } else { (problem.query_length, problem.query_heads) };
+    (rows.div_ceil(tile_m as usize) as u32, heads as u32)
+}
+
+/// Rows of the output, of all heads and batches.
+pub(crate) fn output_rows(problem: &Problem) -> u64 {
+    let shape = problem.output_shape();
+    shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64
+}
+
 /// The grid of the attention kernel, and the parameters it has because of it.
 pub(crate) struct GridShape {
     pub(crate) grid: [u32; 3],
     pub(crate) extra: Extra,
-}
-
-impl GridShape {
-    pub(crate) fn new(problem: &Problem, config: Config) -> Self {
-        let [heads, key_heads, batch] = [problem.query_heads, problem.key_heads, problem.batch].map(|size| size as u32);
-        let tiles = |rows: usize| rows.div_ceil(config.tile_m() as usize) as u32;
-        let is_packed = config.pack_gqa();
-        let (one_head, heads) =
-            if is_packed { (tiles(packed_rows(problem)), key_heads) } else { (tiles(problem.query_length), heads) };
-        if let Config::Hopper(hopper) = config
-            && hopper.persistent
-        {
-            return Self { grid: [LptOrder::of(problem, hopper).tiles, 1, 1], extra: Extra::Nothing };
-        }
-        let Config::Ampere(AmpereConfig { persistent, num_splits, cluster, chunk_keys, .. }) = config else {
-            if let Config::Hopper(HopperConfig { chunk_keys: chunk_keys @ 1.., .. }) = config {
-                let shape = problem.output_shape();
-                let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
-                let max_chunks = problem.key_length.div_ceil(chunk_keys as usize).max(1) as u32;
-                let extra = Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads };
-                return Self { grid: [one_head.saturating_mul(max_chunks), heads, batch], extra };
-            }
-            let ctas = if let Config::Hopper(hopper) = config { hopper.cluster } else { 1 };
-            return Self { grid: [one_head.saturating_mul(ctas), heads, batch], extra: Extra::Nothing };
-        };
-        let shape = problem.output_shape();
-        let rows = shape.batch.saturating_mul(shape.heads).saturating_mul(shape.rows) as u64;
-        if chunk_keys > 0 {
-            let bounds = [batch, heads, one_head, problem.key_length as u32, chunk_keys].map(u64::from);
-            let (units, max_chunks) = most_units(bounds);
-            let ctas = units.min(persistent.into()) as u32;
-            let max_chunks = max_chunks as u32;
-            return Self {
-                grid: [ctas, 1, 1],
-                extra: Extra::Chunks { max_chunks, rows, chunk_keys, sequences: batch, heads },
-            };
-        }
-        if persistent > 0 {
-            let all = one_head.saturating_mul(heads).saturating_mul(batch);
-            return Self { grid: [persistent.min(all), 1, 1], extra: Extra::Tiles { tiles: one_head, heads, all } };
-        }
-        let extra = if num_splits > 1 && !cluster { Extra::Splits { num_splits, rows } } else { Extra::Nothing };
-        Self { grid: [one_head.saturating_mul(num_splits), heads, batch], extra }
-    }
 }
 
 impl GridShape {

@@ -8,13 +8,11 @@ use flashcore_problem::{KvCacheProblem, Operand, Problem};
 
 use crate::attention::block_mask::BlockMaskShape;
 use crate::attention::scheduler::dynamic::COUNTER_BYTES;
-use crate::attention::scheduler::lpt::LptOrder;
-use crate::attention::sm90::tensor_maps::tensor_maps;
 use crate::attention::split_kv::combine::{self, CombineSpec};
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::bindings::{LaunchValues, Place, Word};
 use crate::cache::{FUSED_WORDS, FusedAppend, fused};
-use crate::config::{AmpereConfig, Config, HopperConfig, L2Window};
+use crate::config::Config;
 use crate::grid::GridShape;
 use crate::parameters::{Extra, arguments, expression_constants, launch_words, scale_words};
 use crate::spec::{KernelKey, KernelSpec, Stage};
@@ -173,7 +171,8 @@ impl LaunchPlan {
         let (append, append_arguments) = append.unzip();
         let append_arguments = append_arguments.unwrap_or_default();
         let specialization = Specialization { append, ..config.specialization(problem) };
-        let GridShape { grid, extra } = GridShape::new(problem, config);
+        let family = config.as_family();
+        let GridShape { grid, extra } = family.grid(problem);
         let block_mask = BlockMaskShape::of(problem, config);
         let (partials, rows) = match extra {
             Extra::Splits { num_splits, rows } => (num_splits, rows),
@@ -203,34 +202,23 @@ impl LaunchPlan {
         if let (Some(shape), Some(tiles)) = (block_mask, config.block_mask_tiles(specialization)) {
             launches.push(launch(KernelSpec::BlockMask(tiles, specialization), shape.grid()));
         }
-        let dynamic = matches!(config, Config::Hopper(HopperConfig { dynamic: true, .. }));
-        if let Config::Hopper(HopperConfig { dynamic: true, pdl, .. }) = config {
+        if let Some(pdl) = family.resets_counter() {
             launches.push(launch(KernelSpec::ResetCounter { pdl }, [1, 1, 1]));
         }
         let mut attention = launch(KernelSpec::Attention(config.compiled(), specialization), grid);
         extend_with_append(&mut attention);
         attention.extend(extra.arguments());
-        if let Config::Ampere(AmpereConfig { l2: L2Window::Key, .. }) = config {
+        if family.keeps_key_in_l2() {
             let extent = problem.strides().key.extent(problem.key_shape()).unwrap_or(0);
             let bytes = extent.saturating_mul(Operand::Key.element_bytes(problem));
             attention.kept_in_l2 = Some((Operand::Key.into(), bytes));
         }
-        if let Config::Hopper(hopper) = config {
-            for (operand, map) in tensor_maps(problem, hopper) {
-                attention.tensor_maps.push((attention.template.len(), operand.into()));
-                attention.extend([Argument::TensorMap(map)]);
-            }
-            let mut order = LptOrder::of(problem, hopper);
-            if hopper.persistent {
-                let mut ctas = grid[0].min(num_sms.max(1));
-                let heads = problem.query_heads as u32;
-                if specialization.has_query_lengths() && specialization.right && heads <= ctas && !dynamic {
-                    // Sequences of equal length: long and short tiles alternate for each CTA.
-                    ctas -= ctas % heads;
-                }
-                order = order.for_ctas(problem, hopper, ctas);
-                attention.grid = [ctas, 1, 1];
-            }
+        for (operand, map) in family.tensor_maps(problem) {
+            attention.tensor_maps.push((attention.template.len(), operand.into()));
+            attention.extend([Argument::TensorMap(map)]);
+        }
+        if let Some((order, ctas)) = family.order(problem, specialization, num_sms) {
+            attention.grid = ctas.map_or(grid, |ctas| [ctas, 1, 1]);
             attention.extend(order.arguments());
         }
         launches.push(attention);
@@ -249,7 +237,7 @@ impl LaunchPlan {
             check_kernel(launch.key, target)?;
         }
         // Sequences have neither splits nor a block mask beside the counter.
-        let counter = if dynamic { COUNTER_BYTES } else { 0 };
+        let counter = family.resets_counter().map_or(0, |_| COUNTER_BYTES);
         let workspace_bytes = (block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes)).max(counter);
         Ok(Self { config, launches, workspace_bytes })
     }

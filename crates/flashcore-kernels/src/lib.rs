@@ -30,6 +30,7 @@ mod bindings;
 pub mod cache;
 pub mod config;
 pub mod element;
+mod family;
 mod grid;
 pub mod heuristics;
 mod launch_plan;

@@ -82,7 +82,7 @@ impl KernelSpec {
         }
     }
 
-    /// What a kernel of attention is specialized for.
+    /// The specialization of a kernel of attention.
     pub const fn specialization(self) -> Option<Specialization> {
         match self {
             Self::Attention(_, specialization)

@@ -1,15 +1,13 @@
 //! Every reason why a kernel cannot run a problem.
 
-use flashcore_ir::target::{ADA_FP8, ADA_FP8_MMA, cuda_of_ptx};
+use flashcore_ir::target::cuda_of_ptx;
 use flashcore_ir::tensor_map::InvalidTensorMap;
-use flashcore_ir::{Arch, Since, VerifyError};
-use flashcore_problem::{DType, DTypes, Operand, OperandSet, PagedKv, Problem, ProblemError};
+use flashcore_ir::{Arch, VerifyError};
+use flashcore_problem::{DType, DTypes, OperandSet, Problem, ProblemError};
 
-use crate::attention::sm80::config::most_operand_registers;
-use crate::attention::sm90::tensor_maps::tensor_maps;
-use crate::config::{AmpereConfig, Config, Flaw, HopperConfig, LadderConfig};
-use crate::grid::{GridShape, packed_rows};
-use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES, Rescale};
+use crate::config::{Config, Flaw};
+use crate::grid::packed_rows;
+use crate::primitives::HALF_BYTES;
 use crate::spec::KernelKey;
 use crate::specialization::{MAX_VEC_BYTES, Specialization, is_ragged};
 use crate::target::Target;
@@ -149,12 +147,10 @@ pub enum Reason {
 }
 
 /// True if a config takes a problem, as far as that can be told without generating the kernel, and its tiles fit.
-pub(crate) fn takes(problem: &Problem, config: Config, target: Target) -> bool {
-    let fits = match config {
-        Config::Hopper(hopper) => target.arch == Arch::Sm90a && hopper.fits_shared(config.specialization(problem)),
-        Config::Scalar(_) | Config::Ampere(_) | Config::Ladder(_) => true,
-    };
-    fits && reasons(problem, config, target).is_empty()
+pub(crate) fn takes(problem: &Problem, config: impl Into<Config>, target: Target) -> bool {
+    let config = config.into();
+    let fits = || config.shared_bytes(config.specialization(problem)) <= target.arch.shared_bytes_per_cta();
+    reasons(problem, config, target).is_empty() && fits()
 }
 
 /// Ok if a kernel keeps all rules and the driver of a target compiles it. Generates the kernel the first time only.
@@ -167,106 +163,56 @@ pub(crate) fn check_kernel(key: KernelKey, Target { ptx, .. }: Target) -> Result
     if needs <= ptx { Ok(()) } else { Err(vec![Reason::Driver { needs, ptx }]) }
 }
 
-/// The needs of the 8-bit floats of a config, which drivers and GPUs in use may lack.
-fn fp8_since(problem: &Problem, config: Config) -> Option<Since> {
-    let types = problem.dtypes();
-    match config {
-        Config::Ampere(_) if types.query.is_float8() => Some(ADA_FP8_MMA),
-        Config::Ampere(AmpereConfig { fp8: Fp8Widening::Convert, .. }) if types.key_value.is_float8() => Some(ADA_FP8),
-        // Weights become codes.
-        Config::Hopper(_) if types.query.is_float8() => Some(ADA_FP8),
-        Config::Scalar(_) | Config::Ampere(_) | Config::Hopper(_) | Config::Ladder(_) => None,
-    }
-}
-
-/// Reasons against packed and paged sequences: only the kernels that find rows and keys by sequence take them.
-fn ragged_reasons(problem: &Problem, config: Config) -> Option<Reason> {
-    let feature = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand))?;
-    match config {
-        Config::Ladder(_) => Some(Reason::Sequences { kernel: config.family(), feature: feature.name() }),
-        _ if problem.mask_mod.is_some() => Some(Reason::MaskOfSequences { feature: feature.name() }),
-        Config::Hopper(_) => problem.paged.and_then(|paged| paged_tma_reason(problem, paged)),
-        Config::Scalar(_) | Config::Ampere(_) => None,
-    }
-}
-
-/// The reason why TMA cannot copy the pages of a cache: a box lies in one page, at a multiple of its rows.
-fn paged_tma_reason(problem: &Problem, PagedKv { page_size, .. }: PagedKv) -> Option<Reason> {
-    if !page_size.is_multiple_of(PAGE_MULTIPLE) {
-        return Some(Reason::PageSize { page_size });
-    }
-    problem.leftpad_k.then_some(Reason::PaddedPages)
+/// The reason against an element type of the query.
+pub(crate) fn dtype_reason(kernel: &'static str, has: &'static [DType], dtype: DType) -> Option<Reason> {
+    (!has.contains(&dtype)).then_some(Reason::DType { kernel, dtype, has })
 }
 
 /// Every reason against a config for a problem that can be told without generating the kernel.
 pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<Reason> {
     let Target { arch, ptx, .. } = target;
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
-    let kernel = config.family();
-    let types = problem.dtypes();
-    if let (Config::Ampere(AmpereConfig { tf32: None, .. }), DType::F32) = (config, types.query) {
-        reasons.push(Reason::Tf32 { config });
-    } else if types.key_value.is_float8() && !matches!(config, Config::Hopper(_) if types.query.is_float8()) {
-        reasons.extend(fp8_reasons(problem, config, arch));
-    } else if !config.dtypes().contains(&types.query) {
-        reasons.push(Reason::DType { kernel, dtype: types.query, has: config.dtypes() });
-    }
+    let family = config.as_family();
+    let (kernel, types) = (family.family(), problem.dtypes());
+    reasons.extend(family.dtype_reasons(problem, arch));
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
-        let (multiple, most) = config.dims();
+        let (multiple, most) = family.dims();
         // Copies move 16 bytes at a time.
         let multiple = if types.key_value.is_float8() { multiple.next_multiple_of(16) } else { multiple };
         if !dim.is_multiple_of(multiple) || dim > most {
             reasons.push(Reason::Dim { kernel, argument, dim, multiple, most });
         }
     }
-    reasons.extend(ragged_reasons(problem, config));
+    let ragged = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand));
+    reasons.extend(ragged.and_then(|feature| family.sequence_reason(problem, feature)));
     reasons.extend(config.flaws().into_iter().map(|flaw| {
         let Flaw { argument, value, allowed } = flaw;
         Reason::Config { kernel, argument, value, allowed }
     }));
-    if let Config::Ladder(steps) = config
-        && reasons.is_empty()
-    {
-        let limit = LadderConfig::MOST_OPERAND_REGISTERS;
-        let registers = steps.operand_registers(problem.value_dim as u32);
-        if registers > limit {
-            reasons.push(Reason::Registers { config, registers, limit });
-        }
-    }
-    if matches!(config, Config::Ampere(AmpereConfig { cluster: true, .. })) && !arch.has_clusters() {
+    if family.needs_clusters() && !arch.has_clusters() {
         reasons.push(Reason::Clusters { config, arch });
     }
-    if let Config::Ampere(ampere) = config
-        && reasons.is_empty()
-    {
+    if let Some(needs) = family.only_arch().filter(|&needs| needs != arch) {
+        reasons.push(Reason::Arch { kernel, needs, arch });
+    }
+    if reasons.is_empty() {
         let specialization = config.specialization(problem);
-        let (registers, limit) =
-            (ampere.operand_registers(specialization), most_operand_registers(arch, specialization));
-        if registers > limit {
-            reasons.push(Reason::Registers { config, registers, limit });
-        }
+        let registers = family.registers(specialization, arch).filter(|(registers, limit)| registers > limit);
+        reasons.extend(registers.map(|(registers, limit)| Reason::Registers { config, registers, limit }));
+        reasons.extend(family.reasons(problem, specialization));
     }
-    if let Config::Hopper(hopper) = config {
-        if arch != Arch::Sm90a {
-            reasons.push(Reason::Arch { kernel, needs: Arch::Sm90a, arch });
-        }
-        if reasons.is_empty() {
-            reasons.extend(hopper_reasons(problem, config, hopper));
-        }
-    }
-    if let Some(since) = fp8_since(problem, config)
+    if let Some(since) = family.fp8_since(types)
         && arch.has(since)
         && since.ptx > ptx
     {
         reasons.push(Reason::Driver { needs: since.ptx, ptx });
     }
-    let is_packed = config.pack_gqa();
-    if is_packed {
+    if family.pack_gqa() {
         let features = unpackable(config.specialization(problem));
         reasons.extend(features.map(|feature| Reason::Packed { feature }));
     }
     // What is wrong already may not even have a shape.
-    let all_tiles = if reasons.is_empty() { GridShape::new(problem, config).all_tiles() as usize } else { 0 };
+    let all_tiles = if reasons.is_empty() { family.grid(problem).all_tiles() as usize } else { 0 };
     let limits = [
         ("the number of tiles", all_tiles, MOST_TILES),
         ("batch", problem.batch, MOST_GRID_ROWS),
@@ -274,8 +220,8 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
         ("query_length", problem.query_length, LONGEST),
         ("key_length", problem.key_length, LONGEST),
     ];
-    let packed = is_packed.then_some(("the rows of all heads of a key head", packed_rows(problem), LONGEST));
-    for (argument, value, limit) in limits.into_iter().chain(packed) {
+    let packed = ("the rows of all heads of a key head", packed_rows(problem), LONGEST);
+    for (argument, value, limit) in limits.into_iter().chain(family.pack_gqa().then_some(packed)) {
         if value > limit {
             reasons.push(Reason::Grid { argument, value, limit });
         }
@@ -284,81 +230,6 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
         reasons.push(Reason::Empty);
     }
     reasons
-}
-
-/// Reasons against keys and values of 8 bits in kernels with `mma.sync`.
-fn fp8_reasons(problem: &Problem, config: Config, arch: Arch) -> Vec<Reason> {
-    let types = problem.dtypes();
-    let Config::Ampere(ampere @ AmpereConfig { tf32: None, .. }) = config else {
-        return vec![Reason::Float8 { kernel: config.family(), types }];
-    };
-    let (width, has_fp8_query) = (config.specialization(problem).vec_bytes, types.query.is_float8());
-    let lacks = |needed: Since| fp8_since(problem, config) == Some(needed) && !arch.has(needed);
-    let reasons = [
-        (!config.dtypes().contains(&types.query) && ampere.accumulation == Accumulation::F32)
-            .then_some(Reason::Float8 { kernel: config.family(), types }),
-        (ampere.accumulation == Accumulation::F16).then_some(Reason::Float8Sums { config }),
-        lacks(ADA_FP8).then_some(Reason::Float8Convert { config, arch }),
-        lacks(ADA_FP8_MMA).then_some(Reason::Float8Query { arch }),
-        (has_fp8_query && ampere.rescale == Rescale::Threshold).then_some(Reason::Float8Threshold { config }),
-        (width < HALF_BYTES).then_some(Reason::Float8Width { width }),
-    ];
-    reasons.into_iter().flatten().collect()
-}
-
-/// Reasons against a problem that another config of the family could take.
-fn hopper_reasons(problem: &Problem, config: Config, hopper: HopperConfig) -> Vec<Reason> {
-    let (kernel, specialization, mut reasons) = (config.family(), config.specialization(problem), Vec::new());
-    if specialization.has_fp8_query() {
-        reasons.extend(fp8_query_reasons(hopper, specialization));
-    } else if hopper.one_level {
-        reasons.push(Reason::OneLevel { config });
-    }
-    let (registers, limit) = (hopper.operand_registers(specialization), hopper.most_operand_registers(specialization));
-    if registers > limit {
-        reasons.push(Reason::Registers { config, registers, limit });
-    }
-    let (group, tile_m) = (problem.query_heads / problem.key_heads.max(1), hopper.tile_m() as usize);
-    if hopper.pack_gqa && !tile_m.is_multiple_of(group) {
-        reasons.push(Reason::Group { group, tile_m });
-    }
-    if hopper.dynamic && !specialization.has_query_lengths() {
-        reasons.push(Reason::Dynamic { config });
-    }
-    if specialization.vec_bytes < MAX_VEC_BYTES {
-        reasons.push(Reason::Width { kernel, width: specialization.vec_bytes });
-    }
-    if !problem.output_shape().is_empty() && reasons.is_empty() {
-        let maps = tensor_maps(problem, hopper);
-        let invalid = maps.filter_map(|(operand, map)| Some((operand.name(), map.validate().err()?)));
-        reasons.extend(invalid.map(|(tensor, error)| Reason::Tensor { kernel, tensor, error }));
-    }
-    reasons
-}
-
-/// Reasons against query, key and value of 8 bits.
-fn fp8_query_reasons(hopper: HopperConfig, specialization: Specialization) -> Vec<Reason> {
-    let refused = [
-        (
-            specialization.has(Operand::Lse),
-            "an LSE",
-            "wgmma adds products of 8 bits with 13 bits, so that the LSE is off by 1e-3 and more; take an ampere config",
-        ),
-        (
-            !hopper.tile_n.is_multiple_of(32),
-            "tiles of keys that are no multiple of 32",
-            "take 32, 64, 96, 128 or 192 keys",
-        ),
-        (hopper.rescale == Rescale::Threshold, "-threshold", "weights beyond 2^8 do not fit e4m3; leave it out"),
-        (hopper.dynamic, "-dynamic", "its transposers do not hear of tiles from a counter; leave it out"),
-        (
-            hopper.one_level && specialization.has(Operand::VScale),
-            "-1level with v_scale",
-            "scales of tokens have no place there; leave -1level out",
-        ),
-    ];
-    let refused = refused.into_iter().filter(|(is_there, _, _)| *is_there);
-    refused.map(|(_, what, instead)| Reason::Fp8 { what, instead }).collect()
 }
 
 fn listed(dtypes: &[DType]) -> String {
@@ -421,15 +292,15 @@ mod tests {
     fn a_driver_is_refused_exactly_the_kernels_that_need_a_later_one() {
         let configs: Vec<_> = Config::all()
             .into_iter()
-            .chain(sm80::ALL_FP8.map(Config::Ampere))
-            .chain(sm80::ALL_F32.map(Config::Ampere))
-            .chain(sm90::ALL_FP8.map(Config::Hopper))
+            .chain(sm80::ALL_FP8.map(Config::from))
+            .chain(sm80::ALL_F32.map(Config::from))
+            .chain(sm90::ALL_FP8.map(Config::from))
             .collect();
         let mut needed = Vec::new();
         for problem in problems() {
             for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {
                 for &config in &configs {
-                    let config = config.with_fp8_widening(&problem, arch.into());
+                    let config = heuristics::with_fp8_widening(config, &problem, arch.into());
                     let Ok(plan) = LaunchPlan::new(&problem, config, arch) else { continue };
                     let needs = plan.launches.iter().map(|launch| launch.kernel().ptx()).max().unwrap();
                     let oldest = Target::from(arch).with_ptx(OLDEST);

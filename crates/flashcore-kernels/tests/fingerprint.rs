@@ -10,7 +10,7 @@ use std::path::Path;
 
 use flashcore_ir::operation::Class;
 use flashcore_ir::{Arch, Block, Instruction, Kernel, Op, Space, Statement, VerifiedKernel};
-use flashcore_kernels::{Accuracy, Config, KernelLaunch, LaunchPlan, Stage};
+use flashcore_kernels::{Accuracy, Config, KernelLaunch, KernelSpec, LaunchPlan, Stage};
 use flashcore_problem::{
     Alignment, DType, KvCacheProblem, Layout, Mask, MaskMod, PagedKv, Problem, Rotary, RotaryStyle, ScoreMod,
 };
@@ -342,6 +342,19 @@ fn kernels_are_the_programs_they_were() {
         gone.join("\n"),
         new.join("\n")
     );
+}
+
+/// The bytes that a config knows without its kernel are those of the kernel.
+#[test]
+fn configs_know_their_shared_memory() {
+    let mut count = 0;
+    each_kernel(&mut |label, launch| {
+        if let KernelSpec::Attention(config, specialization) = launch.key.spec {
+            assert_eq!(config.shared_bytes(specialization), launch.kernel().shared_bytes, "{label}");
+            count += 1;
+        }
+    });
+    assert!(count > 500, "{count}");
 }
 
 /// In a kernel that overlaps with the launch before it (PDL), every thread waits for that launch before it touches memory of

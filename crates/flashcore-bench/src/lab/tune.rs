@@ -103,8 +103,8 @@ mod tests {
     use super::*;
     use flashcore_kernels::ScalarConfig;
 
-    const fn scalar(threads: u32) -> Config {
-        Config::Scalar(ScalarConfig { threads })
+    fn scalar(threads: u32) -> Config {
+        ScalarConfig { threads }.into()
     }
 
     fn threads(config: Config) -> u32 {

@@ -1,8 +1,7 @@
 //! ptxas gates: registers, spills, stack and shared memory of the kernels on each architecture.
 
 use flashcore_ir::{Arch, VerifyError};
-use flashcore_kernels::primitives::{Accumulation, Fp8Widening};
-use flashcore_kernels::{Accuracy, AmpereConfig, Config, Specialization};
+use flashcore_kernels::{Accuracy, Config, Fp8Widening, Specialization};
 use flashcore_problem::{DType, MaskMod, Operand, ScoreMod};
 use flashcore_ptx::{PtxasError, Resources, assemble, print};
 use serde::Serialize;
@@ -203,11 +202,9 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
         }
     }
     // The others are those of `sm_90`.
-    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || matches!(config, Config::Hopper(_)));
+    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || config.only_arch() == Some(arch));
     kernels.extend(configs.iter().flat_map(|&config| fp8_kernels(config, arch)));
-    kernels.retain(|(config, _, _)| {
-        arch.has_clusters() || !matches!(config, Config::Ampere(AmpereConfig { cluster: true, .. }))
-    });
+    kernels.retain(|(config, _, _)| config.is_for(arch));
     // What does not fit is refused for every caller: it is no kernel there.
     kernels.retain(|&(config, head_dim, kind)| config.fits(kind.specialization_for(config, head_dim), arch));
     kernels
@@ -216,10 +213,7 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
 /// The kernels of a config with keys and values of 8 bits: with bits that are moved, and by the instruction where there is
 /// one.
 fn fp8_kernels(config: Config, arch: Arch) -> Vec<(Config, u32, Kind)> {
-    let Config::Ampere(ampere @ AmpereConfig { tf32: None, accumulation: Accumulation::F32, .. }) = config else {
-        return Vec::new();
-    };
-    let convert = Config::Ampere(AmpereConfig { fp8: Fp8Widening::Convert, ..ampere });
+    let Some(convert) = config.with_fp8_widening(Fp8Widening::Convert) else { return Vec::new() };
     let mut kernels = Vec::new();
     for head_dim in [64, 128, 256] {
         kernels.extend([Kind::Fp8, Kind::Fp8Pages, Kind::Fp8Everything].map(|kind| (config, head_dim, kind)));

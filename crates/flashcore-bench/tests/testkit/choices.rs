@@ -5,7 +5,7 @@ use flashcore_bench::testkit::simulate::simulate;
 use flashcore_bench::testkit::verify::{verify, verify_far};
 use flashcore_bench::testkit::{Backend, Case, suites};
 use flashcore_ir::Arch;
-use flashcore_kernels::{Config, LaunchPlan, Reason};
+use flashcore_kernels::{AmpereConfig, LaunchPlan, Reason};
 use flashcore_problem::{DType, Inputs, Layout, Problem};
 
 use crate::support::{config, problem};
@@ -134,7 +134,7 @@ fn many_splits() {
 
 /// Number of splits whose row max is not minus infinity for the first row, as the kernels left them.
 fn splits_with_keys(name: &str, problem: &Problem) -> usize {
-    let Config::Ampere(ampere) = config(name) else { panic!("{name} has no parts") };
+    let Ok(ampere) = AmpereConfig::try_from(config(name)) else { panic!("{name} has no parts") };
     let plan = LaunchPlan::new(problem, config(name), Arch::Sm90a).expect("a plan");
     let workspace = simulate(&plan, problem, &Inputs::random(problem, 5), 5).expect("no fault").workspace;
     let rows = problem.query_heads * problem.query_length;

@@ -26,7 +26,7 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 }
 
 fn ptx(problem: &Problem, config: Config) -> String {
-    let arch = if matches!(config, Config::Hopper(_)) { Arch::Sm90a } else { Arch::Sm89 };
+    let arch = config.only_arch().unwrap_or(Arch::Sm89);
     let plan = LaunchPlan::new(problem, config, arch).expect("a plan");
     plan.launches.iter().map(|launch| flashcore_ptx::print(&launch.kernel())).collect()
 }
@@ -73,7 +73,7 @@ fn extreme_inputs_stay_finite_and_right() {
 fn every_choice_of_the_config_is_right() {
     for (warps, tile_n, stages) in [(2, 16, 2), (2, 64, 4), (4, 48, 3), (8, 128, 2), (8, 32, 5)] {
         for layout in SharedLayout::ALL {
-            let config = Config::Ampere(AmpereConfig { warps, tile_n, stages, layout, ..AmpereConfig::default() });
+            let config = Config::from(AmpereConfig { warps, tile_n, stages, layout, ..AmpereConfig::default() });
             check_simulated(&problem("1x1x150,203x32", DType::F16, "causal"), config, None);
             check_simulated(&problem("1x1x70,203x96", DType::Bf16, "full"), config, None);
         }

@@ -191,9 +191,10 @@ pub(crate) fn reasons(problem: &KvCacheProblem, config: Config) -> Vec<Reason> {
             reasons.push(Reason::Append { feature });
         }
     };
-    match config {
-        Config::Ampere(AmpereConfig { producers, .. }) => refuse("producer warps", producers > 0),
-        _ => refuse("a kernel other than ampere", true),
+    let ampere = AmpereConfig::try_from(config);
+    match ampere {
+        Ok(AmpereConfig { producers, .. }) => refuse("producer warps", producers > 0),
+        Err(_) => refuse("a kernel other than ampere", true),
     }
     refuse("f32", attention.dtype == DType::F32);
     refuse("an FP8 cache", attention.dtypes().key_value.is_float8());
@@ -206,7 +207,7 @@ pub(crate) fn reasons(problem: &KvCacheProblem, config: Config) -> Vec<Reason> {
         "vectors of 2 bytes, by its strides or half of the rotary dim,",
         key_vec.min(value_vec) as usize * attention.dtype.size_bytes() < size_of::<u32>(),
     );
-    if let Config::Ampere(ampere) = config {
+    if let Ok(ampere) = ampere {
         let (registers, limit) = (ampere.operand_registers(config.specialization(attention)), MOST_OPERAND_REGISTERS);
         if registers > limit {
             reasons.push(Reason::Registers { config, registers, limit });

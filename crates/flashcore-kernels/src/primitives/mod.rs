@@ -34,7 +34,7 @@ pub use score::{BiasTerms, ScorePositions, ScoreTerms};
 pub use score_mod::{
     AddedTerm, BoundExpression, ExpressionBlock, ExpressionCode, ExpressionTables, Interval, LaneScores, ScoreBlock,
 };
-pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES};
+pub(crate) use smem::{CHUNK_BYTES, CHUNKS_PER_ROW, HALF_BYTES, shared_bytes};
 pub use smem::{
     GlobalRows, PANEL_ROW_BYTES, PackedHeads, PagedRows, SharedLayout, SharedOperand, SharedTile, StoredElement,
     SwizzledTile, TensorRows, TileCopy, TileTranspose, TransposedRows,

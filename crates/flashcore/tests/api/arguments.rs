@@ -103,10 +103,10 @@ impl Absurd {
     fn config(&mut self) -> Config {
         let small = |random: &mut Self| random.pick(&[0, 1, 2, 16, 33, 64, 1 << 31, u32::MAX]);
         if self.one_in(2) {
-            Config::Scalar(ScalarConfig { threads: small(self) })
+            Config::from(ScalarConfig { threads: small(self) })
         } else {
             let (warps, tile_n, stages) = (small(self), small(self), small(self));
-            Config::Ampere(AmpereConfig { warps, tile_n, stages, ..AmpereConfig::default() })
+            Config::from(AmpereConfig { warps, tile_n, stages, ..AmpereConfig::default() })
         }
     }
 

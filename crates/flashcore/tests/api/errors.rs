@@ -76,7 +76,7 @@ fn what_the_cpu_does_not_take() {
 fn configs_that_do_not_exist() {
     let name = "amper".to_owned();
     assert_eq!("amper".parse::<Config>().map_err(Error::from), Err(Error::UnknownConfig(UnknownConfig { name })));
-    let config = Config::Ampere(AmpereConfig { stages: u32::MAX, warps: u32::MAX, ..AmpereConfig::default() });
+    let config = Config::from(AmpereConfig { stages: u32::MAX, warps: u32::MAX, ..AmpereConfig::default() });
     let options = PlanOptions::default().with_config(config);
     let reasons = Plan::with_options(&Problem::new(1, 1, 1, 64, DType::F16), &Device::cpu(), options).unwrap_err();
     assert_eq!(*reasons, [Reason::ConfigOnCpu { config }]);

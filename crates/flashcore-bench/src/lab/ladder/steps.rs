@@ -119,11 +119,11 @@ impl List {
     }
 
     fn step(&mut self, name: &'static str, what: &'static str, config: LadderConfig, from: usize) -> usize {
-        self.push(name, what, Config::Ladder(config), Some(from))
+        self.push(name, what, config.into(), Some(from))
     }
 
     fn ampere(&mut self, name: &'static str, what: &'static str, config: AmpereConfig, from: usize) -> usize {
-        self.push(name, what, Config::Ampere(config), Some(from))
+        self.push(name, what, config.into(), Some(from))
     }
 }
 

@@ -104,13 +104,13 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 }
 
 /// The architecture that mutants of a kernel are verified for.
-const fn arch(config: Config, group: Group) -> Arch {
-    match (config, group) {
-        (Config::Hopper(_), _) => Arch::Sm90a,
+fn arch(config: Config, group: Group) -> Arch {
+    match (config.only_arch(), config.family(), group) {
+        (Some(arch), ..) => arch,
         // Products of 8-bit floats, and two levels of them.
-        (Config::Ampere(_), Group::Fp8Mma) => Arch::Sm89,
-        (Config::Ampere(_), _) => Arch::Sm90,
-        (Config::Scalar(_) | Config::Ladder(_), _) => Arch::Sm80,
+        (None, "ampere", Group::Fp8Mma) => Arch::Sm89,
+        (None, "ampere", _) => Arch::Sm90,
+        (None, ..) => Arch::Sm80,
     }
 }
 

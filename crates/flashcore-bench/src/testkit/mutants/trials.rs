@@ -338,12 +338,12 @@ fn long() -> Vec<Problem> {
 
 /// The Hopper kernel with tiles so small that every problem here has several of them.
 fn small_hopper() -> Config {
-    Config::Hopper(HopperConfig { tile_n: 48, ..HopperConfig::default() })
+    Config::from(HopperConfig { tile_n: 48, ..HopperConfig::default() })
 }
 
 /// The Hopper kernel whose warpgroups share keys, in the two CTAs of a cluster.
 fn sharing_hopper() -> Config {
-    Config::Hopper(HopperConfig {
+    Config::from(HopperConfig {
         kv_split_warpgroups: 2,
         cluster: 2,
         tile_n: 16,
@@ -355,7 +355,7 @@ fn sharing_hopper() -> Config {
 
 /// The Hopper kernel whose warpgroups start products in turn.
 fn ping_pong_hopper() -> Config {
-    Config::Hopper(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::PingPong, ..HopperConfig::default() })
+    Config::from(HopperConfig { tile_n: 48, warp_scheduler: WarpScheduler::PingPong, ..HopperConfig::default() })
 }
 
 /// Every problem with every kernel, and a `mask_mod` with those that have a block-mask precompute kernel.

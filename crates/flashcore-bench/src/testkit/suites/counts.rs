@@ -205,10 +205,10 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
         ..HopperConfig::default()
     };
     let chunked = [
-        Config::Ampere(AmpereConfig { persistent: 3, pack_gqa: true, chunk_keys: 16, ..ampere }),
-        Config::Hopper(HopperConfig { pdl: true, chunk_keys: 16, ..hopper }),
+        Config::from(AmpereConfig { persistent: 3, pack_gqa: true, chunk_keys: 16, ..ampere }),
+        Config::from(HopperConfig { pdl: true, chunk_keys: 16, ..hopper }),
     ];
-    let both = || vec![Config::Ampere(ampere), Config::Hopper(hopper)];
+    let both = || vec![Config::from(ampere), Config::from(hopper)];
     // Few rows, which a CPU decodes, and more than it decodes.
     let (few, more) = (1, limit("decode::MAX_ROWS") + 1);
     match count {
@@ -219,8 +219,8 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
         Count::Tiles if is_gpu => {
             let stages = |stages: u32| {
                 let pipelines = [
-                    Config::Ampere(AmpereConfig { stages, ..ampere }),
-                    Config::Hopper(HopperConfig { stages: stages.max(2), ..hopper }),
+                    Config::from(AmpereConfig { stages, ..ampere }),
+                    Config::from(HopperConfig { stages: stages.max(2), ..hopper }),
                 ];
                 let tiles = [number, stages as usize, stages as usize + 1];
                 tiles.map(|tiles| (base(1, 1, more, 16 * tiles), pipelines.to_vec()))
@@ -246,7 +246,7 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
             all
         }
         Count::Splits if is_gpu => {
-            let config = Config::Ampere(AmpereConfig { num_splits: number as u32, pack_gqa: true, ..ampere });
+            let config = Config::from(AmpereConfig { num_splits: number as u32, pack_gqa: true, ..ampere });
             vec![(base(1, 2, few, 16 * number), vec![config])]
         }
         Count::Chunks if !is_gpu => Vec::new(),
@@ -267,10 +267,7 @@ fn problems(count: Count, number: usize, is_gpu: bool) -> Vec<(Problem, Vec<Conf
                 problem.paged = Some(PagedKv::new(page_size, number.max(1), number));
                 problem
             };
-            vec![
-                (paged(1), vec![Config::Ampere(ampere)]),
-                (paged(4).with_leftpad_k(true), vec![Config::Ampere(ampere)]),
-            ]
+            vec![(paged(1), vec![Config::from(ampere)]), (paged(4).with_leftpad_k(true), vec![Config::from(ampere)])]
         }
         Count::Parts => Vec::new(),
     }
@@ -390,8 +387,12 @@ mod tests {
         for case in cases.iter().chain(&counts(Runner::Sim(Kernels::All))) {
             assert_eq!(case.problem.validate(), Ok(()), "{case}");
         }
-        let splits =
-            |case: &&Case| matches!(case.backend, Backend::Sim(Config::Ampere(config)) if config.num_splits > 32);
+        let splits = |case: &&Case| {
+            case.backend
+                .config()
+                .and_then(|config| AmpereConfig::try_from(config).ok())
+                .is_some_and(|config| config.num_splits > 32)
+        };
         assert!(counts(Runner::Sim(Kernels::All)).iter().filter(splits).count() > 4);
     }
 }

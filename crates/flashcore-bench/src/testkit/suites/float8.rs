@@ -1,6 +1,6 @@
 //! Types of 8 bits (FP8) and their scales: for random cases, and sequences of the suite `serving`.
 
-use flashcore_kernels::{Accuracy, Config};
+use flashcore_kernels::{Config, Fp8Widening, HopperConfig};
 use flashcore_problem::{Alignment, DType, Layout, Mask, PagedKv, Problem, SequenceLengths, SplitMix64};
 
 use super::serving::Sequences;
@@ -73,8 +73,9 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
     let taken = configs.into_iter().find_map(|config| {
         let mut problem = problem.clone();
         // `wgmma` keeps too few bits of 8-bit sums for an LSE.
-        problem.lse &= !matches!(config, Config::Hopper(_));
-        if let (Config::Hopper(_), Some(paged)) = (config, &mut problem.paged) {
+        let is_hopper = HopperConfig::try_from(config).is_ok();
+        problem.lse &= !is_hopper;
+        if let Some(paged) = problem.paged.as_mut().filter(|_| is_hopper) {
             // Pages as TMA copies them; those of a power of two stay such.
             let multiple = if paged.page_size.is_power_of_two() { 16 } else { 48 };
             (paged.page_size, problem.leftpad_k) = (paged.page_size.next_multiple_of(multiple), false);
@@ -97,7 +98,7 @@ pub(super) fn with_query(case: Case, kernels: Kernels, kernel: u64, number: u64)
 
 /// True if a config takes keys and values of 8 bits under a query of 16 or of 8.
 fn has_float8(config: Config) -> bool {
-    matches!(config, Config::Ampere(_)) && config.accuracy() == Accuracy::Exact
+    config.with_fp8_widening(Fp8Widening::Integer).is_some()
 }
 
 /// A cache of 8 bits, under a query of 16 or of 8.

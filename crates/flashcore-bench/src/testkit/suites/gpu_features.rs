@@ -1,7 +1,7 @@
 //! Cases of GPU kernels over every feature they have: a pairwise design, and random ones.
 
 use flashcore_cpu::Level;
-use flashcore_kernels::{Config, Specialization, heuristics};
+use flashcore_kernels::{Config, HopperConfig, Specialization, heuristics};
 use flashcore_problem::{DType, Problem, SplitMix64, Stress};
 
 use super::cpu_features::{random_features, shrink};
@@ -218,7 +218,9 @@ fn case(
     }
     let kernels = named(runner).1;
     features.dtype = kernels.dtype(features.dtype);
-    if matches!(kernels, Kernels::Only(Config::Hopper(_))) && Specialization::of(&features.problem()).vec_bytes < 16 {
+    if matches!(kernels, Kernels::Only(config) if HopperConfig::try_from(config).is_ok())
+        && Specialization::of(&features.problem()).vec_bytes < 16
+    {
         // Rows that TMA cannot address.
         features.layout = LayoutForm::Bshd;
     }
@@ -305,7 +307,7 @@ mod tests {
         let cases = covering(Runner::Sim(Kernels::All));
         assert!(cases.len() >= COVERING_CASES, "{}", cases.len());
         // Tiles come from a counter where sequences have query lengths, as in the suite `serving`.
-        let is_here = |config: &Config| !matches!(config, Config::Hopper(hopper) if hopper.dynamic);
+        let is_here = |config: &Config| !HopperConfig::try_from(*config).is_ok_and(|hopper| hopper.dynamic);
         for config in Config::all().into_iter().filter(is_here) {
             let count = cases.iter().filter(|case| case.backend == Backend::Sim(config)).count();
             assert!(count >= 5, "{config} is in {count} cases");

@@ -38,7 +38,7 @@ pub fn huge(runner: Runner) -> Vec<Case> {
         for (strides, (number, [batch, heads])) in far.into_iter().zip([[1, 2], [1, 4], [2, 2]].into_iter().enumerate())
         {
             let mut problem = Problem::new(batch, heads, 97, 64, [DType::F16, DType::Bf16][number % 2]);
-            (problem.lse, problem.bias) = (true, number == 0 && takes_bias(config));
+            (problem.lse, problem.bias) = (true, number == 0 && !config.pack_gqa());
             problem.layout = Layout::Strided(TensorStrides {
                 query: strides(problem.query_shape()),
                 key: strides(problem.key_shape()),
@@ -71,10 +71,6 @@ fn families() -> Vec<Config> {
         "hopper-64x64-2stage",
     ];
     names.iter().filter_map(|name| name.parse().ok()).collect()
-}
-
-const fn takes_bias(config: Config) -> bool {
-    !matches!(config, Config::Ampere(ampere) if ampere.pack_gqa)
 }
 
 /// Memory layout of the tensors of a case, where some of them reach over 4 GiB and more.

@@ -61,7 +61,7 @@ impl Kernels {
     fn dtype(self, dtype: DType) -> DType {
         match self {
             Self::Only(config) if config.accuracy() != Accuracy::Exact => DType::F32,
-            Self::Only(Config::Ampere(_) | Config::Hopper(_)) if dtype == DType::F32 => DType::Bf16,
+            Self::Only(config) if dtype == DType::F32 && !config.dtypes().contains(&dtype) => DType::Bf16,
             Self::Only(_) | Self::All => dtype,
         }
     }
@@ -306,10 +306,8 @@ pub fn full(runner: Runner) -> Vec<Case> {
 /// The backend, or the Hopper kernel with shorter tiles where the default does not fit with a bias; none that does not take
 /// the problem.
 fn fitting(backend: Backend, problem: &Problem) -> Option<Backend> {
-    let short = |config| match config {
-        Config::Hopper(hopper) => Config::Hopper(HopperConfig { tile_n: 64, ..hopper }),
-        other => other,
-    };
+    let short =
+        |config| HopperConfig::try_from(config).map_or(config, |hopper| HopperConfig { tile_n: 64, ..hopper }.into());
     let shorter = match backend {
         Backend::Cpu(_) => backend,
         Backend::Sim(config) => Backend::Sim(short(config)),

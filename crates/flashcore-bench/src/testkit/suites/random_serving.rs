@@ -332,6 +332,7 @@ fn pages(random: &mut SplitMix64, problem: &Problem, is_pow2: bool) -> PagedKv {
 mod tests {
     use super::*;
     use flashcore_cpu::Level;
+    use flashcore_kernels::HopperConfig;
 
     fn share(cases: &[Case], is: impl Fn(&Problem) -> bool) -> usize {
         100 * cases.iter().filter(|case| is(&case.problem)).count() / cases.len()
@@ -380,12 +381,12 @@ mod tests {
         assert!(count(&|case| is_crowded(case) && case.problem.leftpad_k) >= 3);
         let is_packed = |case: &Case| case.kv_cache.as_ref().is_some_and(|new| new.total_new.is_some());
         assert!(count(&|case| is_crowded(case) && is_packed(case)) >= 6);
-        let scans = |case: &Case| match case.backend.config() {
-            Some(Config::Ampere(config)) => config.chunk_keys > 0,
-            Some(Config::Hopper(config)) => {
-                config.chunk_keys > 0 || config.persistent && (case.problem.total_q.is_some() || case.problem.seqused_q)
-            }
-            _ => false,
+        let scans = |case: &Case| {
+            let has_rows = case.problem.total_q.is_some() || case.problem.seqused_q;
+            let is_persistent = |config| HopperConfig::try_from(config).is_ok_and(|config| config.persistent);
+            case.backend
+                .config()
+                .is_some_and(|config| config.chunk_keys().is_some() || has_rows && is_persistent(config))
         };
         for (most, least) in [(16, 5), (32, 3), (64, 1)] {
             let more = count(&|case| scans(case) && case.problem.batch > most);

@@ -1,6 +1,6 @@
 //! The suite `wrong-arrays`: device arrays that the host refuses, for every kernel family and operation that reads some.
 
-use flashcore_kernels::Config;
+use flashcore_kernels::{AmpereConfig, Config, HopperConfig};
 use flashcore_problem::{Alignment, DType, KvCacheProblem, Layout, Mask, PagedKv, Problem, Rotary, RotaryStyle};
 
 use super::gpu_features::named;
@@ -52,7 +52,8 @@ pub fn wrong_arrays(runner: Runner) -> Vec<Case> {
             let attended = problem.attended();
             // The append is the same before every attention: one kernel of each family, and those that append themselves.
             let is_plain = backend.config().is_none_or(|config| config == Config::scalar());
-            let fuses = matches!(backend.config(), Some(Config::Ampere(_))) && attended.dtype != DType::F32;
+            let fuses = backend.config().is_some_and(|config| AmpereConfig::try_from(config).is_ok())
+                && attended.dtype != DType::F32;
             if !(is_plain || fuses) || !takes(backend, &attended) {
                 continue;
             }
@@ -85,13 +86,15 @@ fn of_types(problem: &Problem, backend: Backend) -> Problem {
     let mut problem = problem.clone();
     let Some(config) = backend.config() else { return problem };
     problem.dtype = Kernels::Only(config).dtype(problem.dtype);
-    let is_fp8 = matches!(config, Config::Hopper(hopper) if hopper.tile_n == 32);
+    let is_fp8 = HopperConfig::try_from(config).is_ok_and(|hopper| hopper.tile_n == 32);
     if is_fp8 {
         (problem.out_dtype, problem.dtype) = (Some(problem.dtype), DType::E4m3);
         (problem.q_scale, problem.k_scale, problem.v_scale) = (true, true, true);
         problem.lse = false;
         problem.leftpad_k &= problem.paged.is_none();
-    } else if matches!(config, Config::Ampere(ampere) if ampere.num_splits == 3) && problem.layout == Layout::Bhsd {
+    } else if AmpereConfig::try_from(config).is_ok_and(|ampere| ampere.num_splits == 3)
+        && problem.layout == Layout::Bhsd
+    {
         (problem.kv_dtype, problem.k_scale, problem.v_scale) = (Some(DType::E4m3), true, true);
     }
     problem

@@ -1,28 +1,31 @@
 //! Choices of the ladder's kernel: the steps from the scalar kernel to the Ampere kernel, one choice at a time.
 
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
-use crate::config::Flaw;
+use crate::config::config_table;
 use crate::primitives::{LANES, MMA_M, SharedLayout};
 use crate::specialization::MAX_VEC_BYTES;
 
 /// Warps of a CTA.
 const WARPS: u32 = 4;
 
-/// The choices of the ladder's kernel: tiles of 64 query rows, and scores in shared memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LadderConfig {
-    /// Keys of a tile: 32 or 64.
-    pub tile_n: u32,
-    /// Tiles of keys and values in shared memory at a time; with 1, each is waited for as soon as it is asked for.
-    pub stages: u32,
-    /// The layout of tiles in shared memory.
-    pub layout: SharedLayout,
-    /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
-    pub load_bytes: u32,
-    /// Who multiplies query and key.
-    pub scores: Product,
-    /// Who multiplies weights and values.
-    pub output: Product,
+config_table! {
+    /// The choices of the ladder's kernel: tiles of 64 query rows, and scores in shared memory.
+    pub struct LadderConfig is "ladder" {
+        /// Keys of a tile: 32 or 64.
+        tile_n: u32 = 64, name [tile], allowed { "32 or 64" => matches!(tile_n, 32 | 64) };
+        /// Tiles of keys and values in shared memory at a time; with 1, each is waited for as soon as it is asked for.
+        stages: u32 = 1, name [always N "stage"], allowed { "1 to 8" => (1..=8).contains(&stages) };
+        /// The layout of tiles in shared memory.
+        layout: SharedLayout = SharedLayout::Plain, name [always
+            "plain" => SharedLayout::Plain, "padded" => SharedLayout::Padded, "swizzled" => SharedLayout::Swizzled];
+        /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
+        load_bytes: u32 = 4, name ["load4" => 4, "load8" => 8], unnamed MAX_VEC_BYTES,
+            allowed { "4, 8 or 16" => matches!(load_bytes, 4 | 8 | 16) };
+        /// Who multiplies query and key.
+        scores: Product = Product::Scalar, name ["tensorqk" => Product::Tensor];
+        /// Who multiplies weights and values.
+        output: Product = Product::Scalar, name ["tensorpv" => Product::Tensor];
+    }
 }
 
 /// Who multiplies matrices.
@@ -34,22 +37,7 @@ pub enum Product {
     Tensor,
 }
 
-impl Default for LadderConfig {
-    fn default() -> Self {
-        Self::FIRST
-    }
-}
-
 impl LadderConfig {
-    /// The first step: tiles in shared memory, and nothing else.
-    const FIRST: Self = Self {
-        tile_n: 64,
-        stages: 1,
-        layout: SharedLayout::Plain,
-        load_bytes: 4,
-        scores: Product::Scalar,
-        output: Product::Scalar,
-    };
     const LAST: Self = Self {
         tile_n: 64,
         stages: 2,
@@ -61,9 +49,9 @@ impl LadderConfig {
 
     /// Those that gates, snapshots and tests go through: between them they have every value of every choice.
     pub(crate) const LISTED: [Self; 6] = [
-        Self::FIRST,
-        Self { layout: SharedLayout::Padded, load_bytes: 8, ..Self::FIRST },
-        Self { layout: SharedLayout::Swizzled, load_bytes: MAX_VEC_BYTES, stages: 2, ..Self::FIRST },
+        Self::BASE,
+        Self { layout: SharedLayout::Padded, load_bytes: 8, ..Self::BASE },
+        Self { layout: SharedLayout::Swizzled, load_bytes: MAX_VEC_BYTES, stages: 2, ..Self::BASE },
         Self { output: Product::Scalar, tile_n: 32, stages: 3, ..Self::LAST },
         Self { scores: Product::Scalar, layout: SharedLayout::Padded, ..Self::LAST },
         Self::LAST,
@@ -75,6 +63,11 @@ impl LadderConfig {
     /// Query rows of a CTA.
     pub const fn tile_m(self) -> u32 {
         WARPS * MMA_M
+    }
+
+    /// Sets the query rows of a CTA, which are always the same.
+    pub(crate) fn set_tile_m(&mut self, rows: u32) -> Option<()> {
+        (rows == self.tile_m()).then_some(())
     }
 
     /// Threads of a CTA.
@@ -95,18 +88,5 @@ impl LadderConfig {
     pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, load_bytes, .. } = self;
         KvPipelineConfig { stages, tile_n, warps: WARPS, producers: 0, load_bytes }
-    }
-
-    /// The choices that no kernel can be generated with.
-    pub(crate) fn flaws(self) -> Vec<Flaw> {
-        let Self { tile_n, stages, load_bytes, .. } = self;
-        let flaw =
-            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
-        let flaws = [
-            flaw("tile_n", tile_n, "32 or 64", matches!(tile_n, 32 | 64)),
-            flaw("stages", stages, "1 to 8", (1..=8).contains(&stages)),
-            flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
-        ];
-        flaws.into_iter().flatten().collect()
     }
 }

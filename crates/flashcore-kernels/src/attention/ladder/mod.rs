@@ -6,6 +6,7 @@
 //! [`super::sm80`] kernel gains by keeping scores in registers is what this one lacks. `flashcore ladder` measures it.
 
 pub(crate) mod config;
+mod family;
 mod output;
 mod softmax;
 

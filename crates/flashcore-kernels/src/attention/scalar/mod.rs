@@ -4,6 +4,8 @@
 //! block of the output's columns in as many as there are. More columns are more walks. The query is read again for every
 //! key: with it, the output would not fit into the registers of a thread.
 
+pub(crate) mod config;
+
 use flashcore_ir::types::{Bf16, F16, F32, S32, Storable, U16, U32};
 use flashcore_ir::{Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
 use flashcore_problem::Operand;

@@ -4,60 +4,100 @@ use flashcore_ir::Arch;
 use flashcore_problem::Operand;
 
 use crate::attention::sm80::kv_pipeline::KvPipelineConfig;
-use crate::config::Flaw;
+use crate::config::config_table;
 use crate::element::ElementLayout;
 use crate::primitives::{Accumulation, Exponential, Fp8Widening, LANES, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
-/// The choices of the Ampere kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AmpereConfig {
-    /// Warps of a CTA.
-    pub warps: u32,
-    /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
-    pub rows_per_warp: u32,
-    /// Keys of a tile.
-    pub tile_n: u32,
-    /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
-    pub kv_split_warps: u32,
-    /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
-    /// waited for as soon as it is asked for.
-    pub stages: u32,
-    /// The layout of tiles in shared memory.
-    pub layout: SharedLayout,
-    /// Where the query is between products.
-    pub query: QueryPlace,
-    /// The blocks after which the output is rescaled to a new row max.
-    pub rescale: Rescale,
-    /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
-    pub load_bytes: u32,
-    /// The type of accumulators.
-    pub accumulation: Accumulation,
-    /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
-    pub tf32: Option<Tf32Products>,
-    /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits, or the query is
-    /// too.
-    pub fp8: Fp8Widening,
-    /// The units that compute exponentials.
-    pub exponential: Exponential,
-    /// Warps that only copy keys and values for the others: 0, 1 or 2.
-    pub producers: u32,
-    /// Persistent CTAs, each of which loops over tiles; with 0, each tile has a CTA of its own.
-    pub persistent: u32,
-    /// Split-KV: splits of the keys, each with CTAs of its own, which the combine kernel merges; 1 is all keys.
-    pub num_splits: u32,
-    /// True if the splits of a tile are the CTAs of a cluster, which merge their results in shared memory (DSMEM), and no
-    /// combine kernel follows; that takes `sm_90`.
-    pub cluster: bool,
-    /// Balanced split-KV: keys of a chunk. Persistent CTAs take the chunks of all sequences in turn, and the combine kernel
-    /// merges them; 0 is no chunks.
-    pub chunk_keys: u32,
-    /// True if the combine kernel starts while the chunks end (PDL), which takes `sm_90`.
-    pub pdl: bool,
-    /// True if a tile has the rows of all query heads that share a key head.
-    pub pack_gqa: bool,
-    /// The access-policy window of L2.
-    pub l2: L2Window,
+config_table! {
+    /// The choices of the Ampere kernel.
+    pub struct AmpereConfig is "ampere" {
+        /// Warps of a CTA.
+        // Fewer would not copy a whole pattern of the swizzle at a time.
+        warps: u32 = 4, name [tile], allowed { "2, 4 or 8" => matches!(warps, 2 | 4 | 8) };
+        /// Keys of a tile.
+        tile_n: u32 = 64, name [],
+            allowed { "a multiple of 16 up to 128" => tile_n % 16 == 0 && (16..=128).contains(&tile_n) };
+        /// Tiles of keys and values in shared memory at a time: one is read while the others are on their way; with 1, each is
+        /// waited for as soon as it is asked for.
+        // Two barriers for each stage, where there are producers, and two others.
+        stages: u32 = 2, name [always N "stage"],
+            allowed {
+                "1 to 8" => (1..=8).contains(&stages),
+                "at most 7 with producers" => producers == 0 || stages <= 7,
+            },
+            near [stages.saturating_add(1), stages.saturating_sub(1)];
+        /// The layout of tiles in shared memory.
+        layout: SharedLayout = SharedLayout::Swizzled, name [always
+            "plain" => SharedLayout::Plain, "padded" => SharedLayout::Padded, "swizzled" => SharedLayout::Swizzled];
+        /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
+        rows_per_warp: u32 = 16, name ["32rows" => 32], allowed { "16 or 32" => matches!(rows_per_warp, 16 | 32) },
+            near [48 - rows_per_warp.min(32)];
+        /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
+        kv_split_warps: u32 = 1, name ["2kvwarps" => 2, "4kvwarps" => 4],
+            allowed {
+                "1, 2 or 4, at most the warps, with a multiple of 16 keys for each" =>
+                    matches!(kv_split_warps, 1 | 2 | 4) && kv_split_warps <= warps && tile_n % (16 * kv_split_warps) == 0,
+            };
+        /// Where the query is between products.
+        query: QueryPlace = QueryPlace::Registers, name ["qshared" => QueryPlace::Shared],
+            near [query.other()];
+        /// The blocks after which the output is rescaled to a new row max.
+        rescale: Rescale = Rescale::Always, name ["ifchanged" => Rescale::IfChanged, "threshold" => Rescale::Threshold],
+            near [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
+        /// Bytes that one copy from global memory moves, at most: 4, 8 or 16.
+        load_bytes: u32 = MAX_VEC_BYTES, name ["load4" => 4, "load8" => 8],
+            allowed { "4, 8 or 16" => matches!(load_bytes, 4 | 8 | 16) };
+        /// The type of accumulators.
+        accumulation: Accumulation = Accumulation::F32, name ["f16sums" => Accumulation::F16],
+            allowed {
+                "f32 with products of tf32: leave -f16sums out" =>
+                    tf32.is_none() || matches!(accumulation, Accumulation::F32),
+            };
+        /// The products of `tf32` that make up one of `f32`; none for elements of 16 bits.
+        tf32: Option<Tf32Products> = None,
+            name ["3xtf32" => Some(Tf32Products::Three), "1xtf32" => Some(Tf32Products::One)];
+        /// The way in which 8-bit keys and values become 16-bit ones; without effect where they are not of 8 bits, or the query
+        /// is too.
+        fp8: Fp8Widening = Fp8Widening::Integer, name ["cvt" => Fp8Widening::Convert];
+        /// The units that compute exponentials.
+        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [exponential.other()];
+        /// Warps that only copy keys and values for the others: 0, 1 or 2.
+        producers: u32 = 0, name ["1producer" => 1, "2producers" => 2],
+            allowed { "0, 1 or 2" => producers <= 2, "0 with chunks" => chunk_keys == 0 || producers == 0 };
+        /// True if a tile has the rows of all query heads that share a key head.
+        pack_gqa: bool = false, name ["packgqa" => true], near [!pack_gqa];
+        /// True if the splits of a tile are the CTAs of a cluster, which merge their results in shared memory (DSMEM), and no
+        /// combine kernel follows; that takes `sm_90`.
+        cluster: bool = false, name ["cluster" => true];
+        /// True if the combine kernel starts while the chunks end (PDL), which takes `sm_90`.
+        pdl: bool = false, name ["pdl" => true], allowed { "0 without chunks" => !pdl || chunk_keys > 0 };
+        /// The access-policy window of L2.
+        l2: L2Window = L2Window::Default, name ["l2keep" => L2Window::Key];
+        /// Persistent CTAs, each of which loops over tiles; with 0, each tile has a CTA of its own.
+        persistent: u32 = 0, name [N "persistent"],
+            allowed {
+                "0 with pack_gqa, where the query heads of a key head share tiles" =>
+                    persistent == 0 || !pack_gqa || chunk_keys > 0,
+            };
+        /// Split-KV: splits of the keys, each with CTAs of its own, which the combine kernel merges; 1 is all keys.
+        num_splits: u32 = 1, name [N "splits"],
+            allowed {
+                "1 to 256" => (1..=MAX_SPLITS).contains(&num_splits),
+                "1 with persistent CTAs" => num_splits == 1 || persistent == 0,
+                "2, 4 or 8 in a cluster, without producers" =>
+                    !cluster || matches!(num_splits, 2 | 4 | 8) && producers == 0,
+            },
+            near [num_splits.saturating_mul(2), (num_splits / 2).max(1)];
+        /// Balanced split-KV: keys of a chunk. Persistent CTAs take the chunks of all sequences in turn, and the combine kernel
+        /// merges them; 0 is no chunks.
+        chunk_keys: u32 = 0, name [N "chunk"],
+            allowed {
+                "0, or a multiple of tile_n" => tile_n == 0 || chunk_keys.is_multiple_of(tile_n),
+                "0 unless CTAs are persistent" => chunk_keys == 0 || persistent > 0,
+                "0 with splits" => chunk_keys == 0 || num_splits == 1,
+            };
+    }
 }
 
 /// The access-policy window of L2: a hint to keep the key.
@@ -78,38 +118,17 @@ pub enum QueryPlace {
     Shared,
 }
 
-impl Default for AmpereConfig {
-    fn default() -> Self {
-        Self::BASE
+impl QueryPlace {
+    /// The other place.
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Registers => Self::Shared,
+            Self::Shared => Self::Registers,
+        }
     }
 }
 
 impl AmpereConfig {
-    /// The default.
-    pub(crate) const BASE: Self = Self {
-        warps: 4,
-        rows_per_warp: 16,
-        tile_n: 64,
-        kv_split_warps: 1,
-        stages: 2,
-        layout: SharedLayout::Swizzled,
-        query: QueryPlace::Registers,
-        rescale: Rescale::Always,
-        load_bytes: MAX_VEC_BYTES,
-        accumulation: Accumulation::F32,
-        tf32: None,
-        fp8: Fp8Widening::Integer,
-        exponential: Exponential::Unit,
-        producers: 0,
-        persistent: 0,
-        num_splits: 1,
-        cluster: false,
-        chunk_keys: 0,
-        pdl: false,
-        pack_gqa: false,
-        l2: L2Window::Default,
-    };
-
     /// The config with the same code: the number of persistent CTAs, the number of splits outside of clusters and the L2
     /// window are not compiled in.
     pub(crate) const fn compiled(self) -> Self {
@@ -122,6 +141,12 @@ impl AmpereConfig {
     /// Query rows of a CTA.
     pub const fn tile_m(self) -> u32 {
         self.row_warps().saturating_mul(self.rows_per_warp)
+    }
+
+    /// Sets the query rows of a CTA.
+    pub(crate) fn set_tile_m(&mut self, rows: u32) -> Option<()> {
+        self.warps = (rows / self.rows_per_warp).checked_mul(self.kv_split_warps)?;
+        Some(())
     }
 
     /// Warps with rows of their own.
@@ -256,75 +281,6 @@ const MANY_OUTPUT_REGISTERS: u32 = 64;
 pub(crate) const MAX_SPLITS: u32 = 256;
 
 impl AmpereConfig {
-    /// The choices that no kernel can be generated with.
-    pub(crate) fn flaws(self) -> Vec<Flaw> {
-        let Self {
-            warps,
-            rows_per_warp,
-            tile_n,
-            kv_split_warps,
-            stages,
-            load_bytes,
-            producers,
-            persistent,
-            num_splits,
-            chunk_keys,
-            pdl,
-            cluster,
-            ..
-        } = self;
-        let flaw =
-            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
-        let flaws = [
-            // Fewer would not copy a whole pattern of the swizzle at a time.
-            flaw("warps", warps, "2, 4 or 8", matches!(warps, 2 | 4 | 8)),
-            flaw(
-                "kv_split_warps",
-                kv_split_warps,
-                "1, 2 or 4, at most the warps, with a multiple of 16 keys for each",
-                matches!(kv_split_warps, 1 | 2 | 4) && kv_split_warps <= warps && tile_n % (16 * kv_split_warps) == 0,
-            ),
-            flaw("rows_per_warp", rows_per_warp, "16 or 32", matches!(rows_per_warp, 16 | 32)),
-            flaw("tile_n", tile_n, "a multiple of 16 up to 128", tile_n % 16 == 0 && (16..=128).contains(&tile_n)),
-            // Two barriers for each stage, where there are producers, and two others.
-            flaw("stages", stages, "1 to 8", (1..=8).contains(&stages)),
-            flaw("stages", stages, "at most 7 with producers", producers == 0 || stages <= 7),
-            flaw("load_bytes", load_bytes, "4, 8 or 16", matches!(load_bytes, 4 | 8 | 16)),
-            flaw("producers", producers, "0, 1 or 2", producers <= 2),
-            flaw("num_splits", num_splits, "1 to 256", (1..=MAX_SPLITS).contains(&num_splits)),
-            flaw("num_splits", num_splits, "1 with persistent CTAs", num_splits == 1 || persistent == 0),
-            flaw(
-                "num_splits",
-                num_splits,
-                "2, 4 or 8 in a cluster, without producers",
-                !cluster || matches!(num_splits, 2 | 4 | 8) && producers == 0,
-            ),
-            flaw(
-                "persistent",
-                persistent,
-                "0 with pack_gqa, where the query heads of a key head share tiles",
-                persistent == 0 || !self.pack_gqa || chunk_keys > 0,
-            ),
-            flaw(
-                "chunk_keys",
-                chunk_keys,
-                "0, or a multiple of tile_n",
-                tile_n == 0 || chunk_keys.is_multiple_of(tile_n),
-            ),
-            flaw("chunk_keys", chunk_keys, "0 unless CTAs are persistent", chunk_keys == 0 || persistent > 0),
-            flaw("chunk_keys", chunk_keys, "0 with splits", chunk_keys == 0 || num_splits == 1),
-            flaw("producers", producers, "0 with chunks", chunk_keys == 0 || producers == 0),
-            flaw(
-                "accumulation",
-                16,
-                "f32 with products of tf32: leave -f16sums out",
-                self.tf32.is_none() || matches!(self.accumulation, Accumulation::F32),
-            ),
-            flaw("pdl", u32::from(pdl), "0 without chunks", !pdl || chunk_keys > 0),
-        ];
-        flaws.into_iter().flatten().collect()
-    }
-
     /// The KV pipeline.
     pub(crate) const fn kv_pipeline(self) -> KvPipelineConfig {
         let Self { stages, tile_n, warps, producers, load_bytes, .. } = self;

@@ -12,9 +12,8 @@
 use flashcore_ir::Arch;
 use flashcore_problem::{DType, Problem};
 
-use crate::config::{AmpereConfig, Config, QueryPlace};
-use crate::element::ElementLayout;
-use crate::primitives::{Rescale, SharedTile, Tf32Products};
+use crate::config::{AmpereConfig, QueryPlace};
+use crate::primitives::{Rescale, Tf32Products};
 use crate::specialization::Specialization;
 use crate::target::Target;
 use crate::unsupported::{can_pack_gqa, takes};
@@ -219,9 +218,7 @@ pub(crate) fn select_decode(problem: &Problem, target: Target) -> Option<AmpereC
         (..=128, _) if is_fp8 && rows > FP8_DECODE.tile_m() as usize => FP8_DECODE_ROWS,
         (..=128, _) if is_fp8 => FP8_DECODE,
         _ if is_fp8 => FP8_DECODE_WIDE,
-        _ if problem.dtype == DType::F32 => {
-            first_f32(problem, target, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?
-        }
+        _ if problem.dtype == DType::F32 => first(problem, target, &[F32_DECODE, F32_DECODE_SMALL, F32_WIDE_SMALL])?,
         (..=128, true) if rows > DECODE.tile_m() as usize => DECODE_ROWS,
         (..=128, true) => AmpereConfig { stages: 3, ..DECODE },
         (..=128, false) => DECODE,
@@ -243,7 +240,7 @@ pub(crate) fn select_decode(problem: &Problem, target: Target) -> Option<AmpereC
     let chunked = AmpereConfig { chunk_keys, persistent: slots as u32, pack_gqa, pdl, ..config };
     if is_fp8 {
         let split = AmpereConfig { num_splits: splits as u32, pack_gqa, ..config };
-        return first_fp8(problem, target, &[chunked, split]);
+        return first(problem, target, &[chunked, split]);
     }
     Some(chunked)
 }
@@ -254,7 +251,7 @@ fn merged_in_cluster(problem: &Problem, config: AmpereConfig, tiles: usize, targ
     let splits = CLUSTER_SPLITS.into_iter().find(|splits| tiles.saturating_mul(*splits) <= num_sms)?;
     let merged = AmpereConfig { cluster: true, num_splits: splits as u32, ..config };
     let is_short = problem.key_length <= splits * MAX_CLUSTER_KEYS;
-    (is_short && takes(problem, Config::Ampere(merged), target)).then_some(merged)
+    (is_short && takes(problem, merged, target)).then_some(merged)
 }
 
 /// The config for `f32`, if the kernel takes the problem: by three products of `tf32`, never by one.
@@ -263,20 +260,8 @@ pub(crate) fn select_f32(problem: &Problem, target: Target) -> Option<AmpereConf
         ..=64 => &[F32, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
         _ => &[F32_TALL, F32_MIDDLE, F32_WIDE, F32_WIDE_SMALL],
     };
-    let decode = select_decode(problem, target).filter(|config| takes(problem, Config::Ampere(*config), target));
-    decode.or_else(|| first_f32(problem, target, candidates))
-}
-
-/// The first of some configs that takes a problem and whose tiles fit shared memory.
-fn first_f32(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
-    let columns = |dim: usize| SharedTile::columns_for(dim as u32, ElementLayout::of(DType::F32));
-    let (head_dim, value_dim) = (columns(problem.head_dim), columns(problem.value_dim));
-    let fits = |config: &AmpereConfig| {
-        let kv = config.stages * config.tile_n * (head_dim + value_dim);
-        4 * (config.tile_m() * head_dim.max(value_dim) + kv) <= target.arch.shared_bytes_per_cta()
-    };
-    let takes = |config: &AmpereConfig| takes(problem, Config::Ampere(*config), target);
-    candidates.iter().copied().find(|config| fits(config) && takes(config))
+    let decode = select_decode(problem, target).filter(|config| takes(problem, *config, target));
+    decode.or_else(|| first(problem, target, candidates))
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
@@ -291,10 +276,10 @@ pub(crate) fn select_fp8(problem: &Problem, target: Target) -> Option<AmpereConf
         65..=128 => FP8_MIDDLE,
         _ => FP8_WIDE,
     };
-    first_fp8(problem, target, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
+    first(problem, target, &[best, FP8_MIDDLE_SMALL, FP8_WIDE, FP8_WIDE_SMALL])
 }
 
-/// The first of some configs that takes a problem of 8 bits.
-fn first_fp8(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
-    candidates.iter().copied().find(|config| takes(problem, Config::Ampere(*config), target))
+/// The first of some configs that takes a problem.
+fn first(problem: &Problem, target: Target, candidates: &[AmpereConfig]) -> Option<AmpereConfig> {
+    candidates.iter().copied().find(|config| takes(problem, *config, target))
 }

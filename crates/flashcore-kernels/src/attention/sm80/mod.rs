@@ -15,6 +15,7 @@ mod append;
 pub(crate) mod config;
 pub(crate) mod element;
 pub(crate) mod epilogue;
+mod family;
 pub(crate) mod heuristics;
 pub(crate) mod kv_pipeline;
 mod mainloop;

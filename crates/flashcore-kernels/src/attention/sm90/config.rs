@@ -6,50 +6,80 @@ use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::sorted;
 use crate::attention::sm90::{WARPGROUP, WARPGROUP_ROWS};
-use crate::config::Flaw;
+use crate::config::config_table;
 use crate::element::ElementLayout;
 use crate::primitives::{Exponential, LANES, MMA_N, Rescale, SwizzledTile};
 use crate::specialization::Specialization;
 use flashcore_problem::Operand;
 
-/// The choices of the Hopper kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
-pub struct HopperConfig {
-    /// Consumer warpgroups, each with 64 query rows; one more is the producer.
-    pub warpgroups: u32,
-    /// Split-KV by warpgroup: warpgroups that share the keys for the same rows, and merge their partial results at the end:
-    /// 1, 2 or 4.
-    pub kv_split_warpgroups: u32,
-    /// Split-KV by CTA: CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
-    pub cluster: u32,
-    /// Keys of a tile.
-    pub tile_n: u32,
-    /// Tiles of keys, and tiles of values, in shared memory at a time.
-    pub stages: u32,
-    /// The blocks after which the output is rescaled to a new row max.
-    pub rescale: Rescale,
-    /// True if the rescale is overlapped with QK of the next block, and not done before it.
-    pub overlap_rescale: bool,
-    /// The units that compute exponentials of scores.
-    pub exponential: Exponential,
-    /// The phase that consumer warpgroups go through one at a time (warp-scheduler barrier).
-    pub warp_scheduler: WarpScheduler,
-    /// True with programmatic dependent launch (PDL): the kernel may start while the preceding kernel on the stream ends,
-    /// and waits for it itself.
-    pub pdl: bool,
-    /// True with persistent CTAs: each loops over tiles of query rows, as long as there are any.
-    pub persistent: bool,
-    /// True if persistent CTAs take the next tile from a counter when they have none, and not in turn: for sequences whose
-    /// query lengths only the device knows.
-    pub dynamic: bool,
-    /// Split-KV by CTA: keys of a chunk, each with a CTA of its own, which the combine kernel merges; 0 is all keys.
-    pub chunk_keys: u32,
-    /// True if the query heads of a key head share tiles: their rows alternate.
-    pub pack_gqa: bool,
-    /// True if P · V of 8-bit floats adds up over all keys in an accumulator of the tensor cores, which keep about 13 bits
-    /// of it. Never a default: it shows what the second level is for. Of 16-bit elements there is one level anyway.
-    pub one_level: bool,
+config_table! {
+    /// The choices of the Hopper kernel.
+    pub struct HopperConfig is "hopper" {
+        /// Consumer warpgroups, each with 64 query rows; one more is the producer.
+        warpgroups: u32 = 2, name [tile], allowed { "1 to 4" => (1..=4).contains(&warpgroups) },
+            near [warpgroups.saturating_add(1), warpgroups.saturating_sub(1)];
+        /// Keys of a tile.
+        tile_n: u32 = 128, name [],
+            allowed { "a multiple of 16 up to 256" => tile_n.is_multiple_of(16) && (16..=256).contains(&tile_n) },
+            near [tile_n.saturating_add(16), tile_n.saturating_sub(16)];
+        /// Tiles of keys, and tiles of values, in shared memory at a time.
+        stages: u32 = 2, name [always N "stage"], allowed { "2 to 8" => (2..=8).contains(&stages) },
+            near [stages.saturating_add(1), stages.saturating_sub(1)];
+        /// Split-KV by warpgroup: warpgroups that share the keys for the same rows, and merge their partial results at the end:
+        /// 1, 2 or 4.
+        kv_split_warpgroups: u32 = 1, name ["2kvgroups" => 2, "4kvgroups" => 4],
+            allowed {
+                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without a warp-scheduler barrier and persistent CTAs" =>
+                    kv_split_warpgroups == 1
+                        || matches!(kv_split_warpgroups, 2 | 4)
+                            && warpgroups.is_multiple_of(kv_split_warpgroups)
+                            && stages.is_multiple_of(2 * kv_split_warpgroups)
+                            && warp_scheduler == WarpScheduler::Free
+                            && !persistent,
+            };
+        /// Split-KV by CTA: CTAs of a cluster that share the keys for the same rows in the same way: 1, 2 or 4.
+        cluster: u32 = 1, name ["2cluster" => 2, "4cluster" => 4],
+            allowed {
+                "1; or 2 or 4, without a warp-scheduler barrier and persistent CTAs" =>
+                    cluster == 1 || matches!(cluster, 2 | 4) && warp_scheduler == WarpScheduler::Free && !persistent,
+            },
+            near [cluster.saturating_mul(2), cluster / 2];
+        /// The blocks after which the output is rescaled to a new row max.
+        rescale: Rescale = Rescale::Always, name ["ifchanged" => Rescale::IfChanged, "threshold" => Rescale::Threshold],
+            near [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
+        /// True if the rescale is overlapped with QK of the next block, and not done before it.
+        overlap_rescale: bool = true, name ["overlap" => true], unnamed false, near [!overlap_rescale];
+        /// The units that compute exponentials of scores.
+        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [exponential.other()];
+        /// The phase that consumer warpgroups go through one at a time (warp-scheduler barrier).
+        warp_scheduler: WarpScheduler = WarpScheduler::Free,
+            name ["pingpong" => WarpScheduler::PingPong, "exclusive" => WarpScheduler::ExclusiveExp],
+            near [WarpScheduler::Free, WarpScheduler::PingPong, WarpScheduler::ExclusiveExp];
+        /// True if the query heads of a key head share tiles: their rows alternate.
+        pack_gqa: bool = false, name ["packgqa" => true];
+        /// True if P · V of 8-bit floats adds up over all keys in an accumulator of the tensor cores, which keep about 13 bits
+        /// of it. Never a default: it shows what the second level is for. Of 16-bit elements there is one level anyway.
+        one_level: bool = false, name ["1level" => true];
+        /// True with programmatic dependent launch (PDL): the kernel may start while the preceding kernel on the stream ends,
+        /// and waits for it itself.
+        pdl: bool = false, name ["pdl" => true];
+        /// True with persistent CTAs: each loops over tiles of query rows, as long as there are any.
+        persistent: bool = true, name ["persistent" => true], unnamed false,
+            allowed {
+                "0 with pack_gqa, where the query heads of a key head share tiles" => !persistent || !pack_gqa,
+            };
+        /// True if persistent CTAs take the next tile from a counter when they have none, and not in turn: for sequences whose
+        /// query lengths only the device knows.
+        dynamic: bool = false, name ["dynamic" => true],
+            allowed { "0 unless CTAs are persistent" => !dynamic || persistent },
+            near [!dynamic];
+        /// Split-KV by CTA: keys of a chunk, each with a CTA of its own, which the combine kernel merges; 0 is all keys.
+        chunk_keys: u32 = 0, name [N "chunk"],
+            allowed {
+                "0; or a multiple of tile_n, without clusters and persistent CTAs" =>
+                    chunk_keys == 0 || chunk_keys.is_multiple_of(tile_n.max(1)) && !persistent && cluster == 1,
+            };
+    }
 }
 
 /// The warp-scheduler barrier: the phase that consumer warpgroups go through one at a time.
@@ -63,42 +93,19 @@ pub enum WarpScheduler {
     ExclusiveExp,
 }
 
-impl WarpScheduler {
-    pub(crate) const ALL: [Self; 3] = [Self::Free, Self::PingPong, Self::ExclusiveExp];
-}
-
 /// Bytes of shared memory for tiles; the rest is for barriers, and for the work-tile info that the producer broadcasts.
 const SMEM_BYTES: u32 = Arch::Sm90a.shared_bytes_per_cta() - 1024;
 
-impl Default for HopperConfig {
-    fn default() -> Self {
-        Self::BASE
-    }
-}
-
 impl HopperConfig {
-    /// The default, which most problems with many rows get.
-    pub(crate) const BASE: Self = Self {
-        warpgroups: 2,
-        kv_split_warpgroups: 1,
-        cluster: 1,
-        tile_n: 128,
-        stages: 2,
-        rescale: Rescale::Always,
-        overlap_rescale: true,
-        exponential: Exponential::Unit,
-        warp_scheduler: WarpScheduler::Free,
-        pdl: false,
-        persistent: true,
-        dynamic: false,
-        chunk_keys: 0,
-        pack_gqa: false,
-        one_level: false,
-    };
-
     /// Query rows of a CTA.
     pub const fn tile_m(self) -> u32 {
         self.row_groups().saturating_mul(WARPGROUP_ROWS)
+    }
+
+    /// Sets the query rows of a CTA.
+    pub(crate) fn set_tile_m(&mut self, rows: u32) -> Option<()> {
+        self.warpgroups = (rows / WARPGROUP_ROWS).checked_mul(self.kv_split_warpgroups)?;
+        Some(())
     }
 
     /// Warpgroups with rows of their own.
@@ -236,11 +243,6 @@ impl HopperConfig {
         }
     }
 
-    /// True if operands and results stay in registers.
-    pub(crate) fn fits_registers(self, specialization: Specialization) -> bool {
-        self.operand_registers(specialization) <= self.most_operand_registers(specialization)
-    }
-
     /// Bytes of shared memory that the tiles take with `q_stages` stages for Q.
     fn tile_bytes(self, specialization: Specialization, q_stages: u32) -> u32 {
         let [query, key, value] = self.tiles(specialization);
@@ -270,11 +272,6 @@ impl HopperConfig {
         others.saturating_mul(WARPGROUP * words * 4)
     }
 
-    /// True if the tiles fit the shared memory.
-    pub(crate) fn fits_shared(self, specialization: Specialization) -> bool {
-        self.tile_bytes(specialization, 1) <= SMEM_BYTES
-    }
-
     /// Stages of Q: two, where they fit, so that TMA loads the next tile while one is in use.
     pub(crate) fn q_stages(self, specialization: Specialization) -> u32 {
         if self.persistent && self.tile_bytes(specialization, 2) <= SMEM_BYTES { 2 } else { 1 }
@@ -285,53 +282,5 @@ impl HopperConfig {
         let [query, _, _] = self.tiles(specialization);
         let output = self.output_tile(specialization);
         self.kv_splits() == 1 && self.q_stages(specialization) > 1 && output.panels() <= query.panels()
-    }
-
-    /// The choices that no kernel can be generated with.
-    pub(crate) fn flaws(self) -> Vec<Option<Flaw>> {
-        let flaw =
-            |argument, value, allowed, is_allowed: bool| (!is_allowed).then_some(Flaw { argument, value, allowed });
-        vec![
-            flaw("warpgroups", self.warpgroups, "1 to 4", (1..=4).contains(&self.warpgroups)),
-            flaw(
-                "kv_split_warpgroups",
-                self.kv_split_warpgroups,
-                "1; or 2 or 4, the warpgroups a multiple of it and the stages of its double, without a warp-scheduler barrier and persistent CTAs",
-                self.kv_split_warpgroups == 1
-                    || matches!(self.kv_split_warpgroups, 2 | 4)
-                        && self.warpgroups.is_multiple_of(self.kv_split_warpgroups)
-                        && self.stages.is_multiple_of(2 * self.kv_split_warpgroups)
-                        && self.warp_scheduler == WarpScheduler::Free
-                        && !self.persistent,
-            ),
-            flaw(
-                "cluster",
-                self.cluster,
-                "1; or 2 or 4, without a warp-scheduler barrier and persistent CTAs",
-                self.cluster == 1
-                    || matches!(self.cluster, 2 | 4) && self.warp_scheduler == WarpScheduler::Free && !self.persistent,
-            ),
-            flaw(
-                "tile_n",
-                self.tile_n,
-                "a multiple of 16 up to 256",
-                self.tile_n.is_multiple_of(16) && (16..=256).contains(&self.tile_n),
-            ),
-            flaw("stages", self.stages, "2 to 8", (2..=8).contains(&self.stages)),
-            flaw(
-                "chunk_keys",
-                self.chunk_keys,
-                "0; or a multiple of tile_n, without clusters and persistent CTAs",
-                self.chunk_keys == 0
-                    || self.chunk_keys.is_multiple_of(self.tile_n.max(1)) && !self.persistent && self.cluster == 1,
-            ),
-            flaw(
-                "persistent",
-                self.persistent.into(),
-                "0 with pack_gqa, where the query heads of a key head share tiles",
-                !self.persistent || !self.pack_gqa,
-            ),
-            flaw("dynamic", self.dynamic.into(), "0 unless CTAs are persistent", !self.dynamic || self.persistent),
-        ]
     }
 }

@@ -13,7 +13,7 @@
 use flashcore_ir::Arch;
 use flashcore_problem::Problem;
 
-use crate::config::{Config, HopperConfig, WarpScheduler};
+use crate::config::{HopperConfig, WarpScheduler};
 use crate::grid::packed_rows;
 use crate::primitives::Rescale;
 use crate::specialization::Specialization;
@@ -169,7 +169,7 @@ pub(crate) fn select(problem: &Problem, target: Target) -> Option<HopperConfig> 
     let choice = if is_long { chunked(problem, keys, target).unwrap_or(choice) } else { choice };
     let alone = HopperConfig { cluster: 1, ..choice };
     let base = if problem.mask_mod.is_some() { MASKED } else { BASE };
-    [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, Config::Hopper(*config), target))
+    [choice, alone, base, FEW_KEYS].into_iter().find(|config| takes(problem, *config, target))
 }
 
 /// The config for query, key and value of 8 bits, if the kernel takes them.
@@ -192,7 +192,7 @@ pub(crate) fn select_fp8(problem: &Problem, target: Target) -> Option<HopperConf
         .filter(|config| is_short && is_long && (!config.pack_gqa || problem.query_heads > problem.key_heads))
         .filter_map(|config| in_chunks(problem, config, keys, num_sms));
     let choices = [choice, FP8, FP8_MIDDLE, FP8_TERMS, FP8_WIDE_TERMS];
-    chunked.chain(choices).find(|config| takes(problem, Config::Hopper(*config), target))
+    chunked.chain(choices).find(|config| takes(problem, *config, target))
 }
 
 /// Tiles of rows of all heads and sequences.
@@ -231,7 +231,7 @@ fn chunked(problem: &Problem, keys: usize, target: Target) -> Option<HopperConfi
         let can_pack = can_pack && (config.tile_m() as usize).is_multiple_of(group.max(1));
         let packs = can_pack && tiles(problem, packed) < tiles(problem, config);
         let config = in_chunks(problem, if packs { packed } else { config }, keys, target.num_sms as usize)?;
-        takes(problem, Config::Hopper(config), target).then_some(config)
+        takes(problem, config, target).then_some(config)
     })
 }
 

@@ -30,6 +30,7 @@
 pub(crate) mod config;
 mod consumer;
 mod epilogue;
+mod family;
 mod fp8;
 mod fp8_scales;
 pub(crate) mod heuristics;

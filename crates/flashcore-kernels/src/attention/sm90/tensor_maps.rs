@@ -3,12 +3,14 @@
 use flashcore_ir::{Swizzle, TensorElement, TensorMap};
 use flashcore_problem::{DType, Operand, Problem, Shape, Strides};
 
-use crate::config::{Config, HopperConfig};
+use crate::config::HopperConfig;
+use crate::family::Family;
 use crate::primitives::{MMA_M, SwizzledTile};
+use crate::specialization::Specialization;
 
 /// The tensor maps of the Hopper kernel, in the order of its parameters. Their addresses come with each launch.
 pub(crate) fn tensor_maps(problem: &Problem, config: HopperConfig) -> impl Iterator<Item = (Operand, TensorMap)> {
-    let specialization = Config::Hopper(config).specialization(problem);
+    let specialization = config.specialize(Specialization::of(problem), problem);
     let strides = problem.strides();
     let [query, key, value] = config.tiles(specialization);
     let map = |operand: Operand, strides, shape: Shape, tile| {

@@ -11,7 +11,7 @@ use super::partial::PartialRow;
 use crate::attention::scalar::MemoryElement;
 use crate::attention::scheduler::chunks::{ChunkParameters, SequenceChunks};
 use crate::attention::{TileContext, TileSource};
-use crate::config::{AmpereConfig, Config, HopperConfig};
+use crate::config::Config;
 use crate::parameters::{Parameters, SplitParameters};
 use crate::primitives::{LANES, lse_log2, normalize_row};
 use crate::specialization::Specialization;
@@ -44,12 +44,9 @@ pub struct Chunks {
 impl CombineSpec {
     /// The kernel after attention with this config.
     pub(crate) fn of(config: Config, specialization: Specialization) -> Self {
-        match config {
-            Config::Ampere(AmpereConfig { chunk_keys: 1.., pdl, .. })
-            | Config::Hopper(HopperConfig { chunk_keys: 1.., pdl, .. }) => {
-                Self { specialization: specialization.for_chunk_combine(), chunks: Some(Chunks { pdl }) }
-            }
-            _ => Self { specialization: specialization.for_combine(), chunks: None },
+        match config.as_family().chunks() {
+            Some((_, pdl)) => Self { specialization: specialization.for_chunk_combine(), chunks: Some(Chunks { pdl }) },
+            None => Self { specialization: specialization.for_combine(), chunks: None },
         }
     }
 

@@ -139,10 +139,10 @@ impl<F: FragmentA> OperandA<'_, F> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// `f32` throughout.
-    F32,
+    F32 = 32,
     /// `f16` within a tile, of `f16` operands, then added in `f32`: half the registers, twice the speed on some hardware,
     /// and a few bits less.
-    F16,
+    F16 = 16,
 }
 
 /// A result: for each 16 rows, four `f32` for each 8 columns.

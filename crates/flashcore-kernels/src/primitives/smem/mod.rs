@@ -9,7 +9,7 @@ mod write;
 pub use copy::{GlobalRows, PackedHeads, PagedRows, TileCopy};
 pub(crate) use swizzle::CHUNKS_PER_ROW;
 pub use swizzle::{PANEL_ROW_BYTES, SwizzledTile, TensorRows};
-pub(crate) use tile::{CHUNK_BYTES, HALF_BYTES};
+pub(crate) use tile::{CHUNK_BYTES, HALF_BYTES, shared_bytes};
 pub use tile::{SharedLayout, SharedOperand, SharedTile};
 pub use transpose::{TileTranspose, TransposedRows};
 pub use write::StoredElement;

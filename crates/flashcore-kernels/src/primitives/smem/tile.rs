@@ -55,6 +55,13 @@ impl fmt::Display for SharedLayout {
     }
 }
 
+/// Bytes of shared memory that `reserve` reserves, as it does for a kernel.
+pub(crate) fn shared_bytes(reserve: impl FnOnce(&mut Builder)) -> u32 {
+    let mut k = Builder::new(String::new(), 0);
+    reserve(&mut k);
+    k.finish().shared_bytes
+}
+
 /// A matrix in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedTile {
