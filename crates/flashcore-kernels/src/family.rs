@@ -16,59 +16,59 @@ use crate::primitives::Fp8Widening;
 use crate::specialization::Specialization;
 use crate::unsupported::{Reason, dtype_reason};
 
+/// Kernel traits: what follows from a config alone.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelTraits {
+    /// The name of the family.
+    pub family: &'static str,
+    /// Query rows of a CTA.
+    pub tile_m: u32,
+    /// Keys of a tile, where keys come in tiles.
+    pub tile_n: Option<u32>,
+    /// The element types of the query.
+    pub dtypes: &'static [DType],
+    /// The number that head and value dimensions are a multiple of, and the largest of them.
+    pub dims: (usize, usize),
+    /// The precision of the operands as the kernel multiplies them.
+    pub accuracy: Accuracy,
+    /// The one architecture that the kernel is for.
+    pub only_arch: Option<Arch>,
+    /// True if the kernel needs clusters of CTAs and is not for one architecture alone.
+    pub needs_clusters: bool,
+    /// True if the query heads of a key head share tiles.
+    pub pack_gqa: bool,
+    /// Keys of a chunk, and true if the combine kernel starts while the chunks end (PDL), where there are chunks.
+    pub chunks: Option<(u32, bool)>,
+    /// True if a part of L2 is set aside for the key.
+    pub keeps_key_in_l2: bool,
+    /// Where tiles come from a counter: true if the kernel that resets it starts early (PDL).
+    pub resets_counter: Option<bool>,
+}
+
+impl KernelTraits {
+    /// A kernel with tiles of rows and keys, and nothing else.
+    pub(crate) const fn new(family: &'static str, tile_m: u32, tile_n: Option<u32>, dtypes: &'static [DType]) -> Self {
+        Self {
+            family,
+            tile_m,
+            tile_n,
+            dtypes,
+            dims: (8, 256),
+            accuracy: Accuracy::Exact,
+            only_arch: None,
+            needs_clusters: false,
+            pack_gqa: false,
+            chunks: None,
+            keeps_key_in_l2: false,
+            resets_counter: None,
+        }
+    }
+}
+
 /// A config of a family, and what the family says of it.
 pub(crate) trait Family {
-    /// The name of the family.
-    fn family(&self) -> &'static str;
-
-    /// Query rows of a CTA.
-    fn tile_m(&self) -> u32;
-
-    /// Keys of a tile, where keys come in tiles.
-    fn tile_n(&self) -> Option<u32>;
-
-    /// The element types of the query that the kernel has.
-    fn dtypes(&self) -> &'static [DType];
-
-    /// The number that head and value dimensions are a multiple of, and the largest of them.
-    fn dims(&self) -> (usize, usize) {
-        (8, 256)
-    }
-
-    /// The precision of the operands as the kernel multiplies them.
-    fn accuracy(&self) -> Accuracy {
-        Accuracy::Exact
-    }
-
-    /// The one architecture that the kernel is for.
-    fn only_arch(&self) -> Option<Arch> {
-        None
-    }
-
-    /// True if the kernel needs clusters of CTAs and is not for one architecture alone.
-    fn needs_clusters(&self) -> bool {
-        false
-    }
-
-    /// True if the query heads of a key head share tiles.
-    fn pack_gqa(&self) -> bool {
-        false
-    }
-
-    /// Keys of a chunk, and true if the combine kernel starts while the chunks end (PDL), where there are chunks.
-    fn chunks(&self) -> Option<(u32, bool)> {
-        None
-    }
-
-    /// True if a part of L2 is set aside for the key.
-    fn keeps_key_in_l2(&self) -> bool {
-        false
-    }
-
-    /// Where tiles come from a counter: true if the kernel that resets it starts early (PDL).
-    fn resets_counter(&self) -> Option<bool> {
-        None
-    }
+    /// The kernel traits.
+    fn traits(&self) -> KernelTraits;
 
     /// The specialization of this kernel, from that of the problem.
     fn specialize(&self, specialization: Specialization, _problem: &Problem) -> Specialization {
@@ -78,7 +78,8 @@ pub(crate) trait Family {
     /// The tiles of the block mask of a `mask_mod`, where keys come in tiles.
     fn block_mask_tiles(&self, specialization: Specialization) -> Option<BlockMaskTiles> {
         specialization.mask_mod?;
-        Some(BlockMaskTiles::aligned(self.tile_m(), self.tile_n()?))
+        let KernelTraits { tile_m, tile_n, .. } = self.traits();
+        Some(BlockMaskTiles::aligned(tile_m, tile_n?))
     }
 
     /// Registers of a thread that hold operands and results, and the most that compilers leave in registers.
@@ -91,11 +92,11 @@ pub(crate) trait Family {
 
     /// Reasons against the element types of a problem.
     fn dtype_reasons(&self, problem: &Problem, _arch: Arch) -> Vec<Reason> {
-        let types = problem.dtypes();
+        let (types, traits) = (problem.dtypes(), self.traits());
         if types.key_value.is_float8() {
-            return vec![Reason::Float8 { kernel: self.family(), types }];
+            return vec![Reason::Float8 { kernel: traits.family, types }];
         }
-        dtype_reason(self.family(), self.dtypes(), types.query).into_iter().collect()
+        dtype_reason(traits, types.query).into_iter().collect()
     }
 
     /// The reason against packed, paged and padded sequences, one operand of which is `feature`.
@@ -115,7 +116,7 @@ pub(crate) trait Family {
 
     /// The grid, and the parameters that follow from it.
     fn grid(&self, problem: &Problem) -> GridShape {
-        let (tiles, heads) = head_tiles(problem, self.tile_m(), false);
+        let (tiles, heads) = head_tiles(problem, self.traits().tile_m, false);
         GridShape { grid: [tiles, heads, problem.batch as u32], extra: Extra::Nothing }
     }
 

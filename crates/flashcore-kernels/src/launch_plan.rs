@@ -202,13 +202,13 @@ impl LaunchPlan {
         if let (Some(shape), Some(tiles)) = (block_mask, config.block_mask_tiles(specialization)) {
             launches.push(launch(KernelSpec::BlockMask(tiles, specialization), shape.grid()));
         }
-        if let Some(pdl) = family.resets_counter() {
+        if let Some(pdl) = family.traits().resets_counter {
             launches.push(launch(KernelSpec::ResetCounter { pdl }, [1, 1, 1]));
         }
         let mut attention = launch(KernelSpec::Attention(config.compiled(), specialization), grid);
         extend_with_append(&mut attention);
         attention.extend(extra.arguments());
-        if family.keeps_key_in_l2() {
+        if family.traits().keeps_key_in_l2 {
             let extent = problem.strides().key.extent(problem.key_shape()).unwrap_or(0);
             let bytes = extent.saturating_mul(Operand::Key.element_bytes(problem));
             attention.kept_in_l2 = Some((Operand::Key.into(), bytes));
@@ -237,7 +237,7 @@ impl LaunchPlan {
             check_kernel(launch.key, target)?;
         }
         // Sequences have neither splits nor a block mask beside the counter.
-        let counter = family.resets_counter().map_or(0, |_| COUNTER_BYTES);
+        let counter = family.traits().resets_counter.map_or(0, |_| COUNTER_BYTES);
         let workspace_bytes = (block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes)).max(counter);
         Ok(Self { config, launches, workspace_bytes })
     }

@@ -49,6 +49,7 @@ pub use config::{
     AmpereConfig, Config, HopperConfig, L2Window, LadderConfig, Product, QueryPlace, ScalarConfig, UnknownConfig,
     WarpScheduler,
 };
+pub use family::KernelTraits;
 pub use flashcore_ir::Argument;
 pub use launch_plan::{KernelLaunch, LaunchPlan};
 #[doc(hidden)]

@@ -5,7 +5,8 @@ use flashcore_ir::tensor_map::InvalidTensorMap;
 use flashcore_ir::{Arch, VerifyError};
 use flashcore_problem::{DType, DTypes, OperandSet, Problem, ProblemError};
 
-use crate::config::{Config, Flaw};
+use crate::config::Config;
+use crate::family::KernelTraits;
 use crate::grid::packed_rows;
 use crate::primitives::HALF_BYTES;
 use crate::spec::KernelKey;
@@ -164,7 +165,8 @@ pub(crate) fn check_kernel(key: KernelKey, Target { ptx, .. }: Target) -> Result
 }
 
 /// The reason against an element type of the query.
-pub(crate) fn dtype_reason(kernel: &'static str, has: &'static [DType], dtype: DType) -> Option<Reason> {
+pub(crate) fn dtype_reason(traits: KernelTraits, dtype: DType) -> Option<Reason> {
+    let KernelTraits { family: kernel, dtypes: has, .. } = traits;
     (!has.contains(&dtype)).then_some(Reason::DType { kernel, dtype, has })
 }
 
@@ -173,10 +175,11 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
     let Target { arch, ptx, .. } = target;
     let mut reasons: Vec<_> = problem.errors().into_iter().map(Reason::from).collect();
     let family = config.as_family();
-    let (kernel, types) = (family.family(), problem.dtypes());
+    let (traits, types) = (family.traits(), problem.dtypes());
+    let kernel = traits.family;
     reasons.extend(family.dtype_reasons(problem, arch));
     for (argument, dim) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
-        let (multiple, most) = family.dims();
+        let (multiple, most) = traits.dims;
         // Copies move 16 bytes at a time.
         let multiple = if types.key_value.is_float8() { multiple.next_multiple_of(16) } else { multiple };
         if !dim.is_multiple_of(multiple) || dim > most {
@@ -185,14 +188,11 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
     }
     let ragged = OperandSet::of(problem).iter().find(|&operand| is_ragged(operand));
     reasons.extend(ragged.and_then(|feature| family.sequence_reason(problem, feature)));
-    reasons.extend(config.flaws().into_iter().map(|flaw| {
-        let Flaw { argument, value, allowed } = flaw;
-        Reason::Config { kernel, argument, value, allowed }
-    }));
-    if family.needs_clusters() && !arch.has_clusters() {
+    reasons.extend(config.flaws());
+    if traits.needs_clusters && !arch.has_clusters() {
         reasons.push(Reason::Clusters { config, arch });
     }
-    if let Some(needs) = family.only_arch().filter(|&needs| needs != arch) {
+    if let Some(needs) = traits.only_arch.filter(|&needs| needs != arch) {
         reasons.push(Reason::Arch { kernel, needs, arch });
     }
     if reasons.is_empty() {
@@ -207,7 +207,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
     {
         reasons.push(Reason::Driver { needs: since.ptx, ptx });
     }
-    if family.pack_gqa() {
+    if traits.pack_gqa {
         let features = unpackable(config.specialization(problem));
         reasons.extend(features.map(|feature| Reason::Packed { feature }));
     }
@@ -221,7 +221,7 @@ pub(crate) fn reasons(problem: &Problem, config: Config, target: Target) -> Vec<
         ("key_length", problem.key_length, LONGEST),
     ];
     let packed = ("the rows of all heads of a key head", packed_rows(problem), LONGEST);
-    for (argument, value, limit) in limits.into_iter().chain(family.pack_gqa().then_some(packed)) {
+    for (argument, value, limit) in limits.into_iter().chain(traits.pack_gqa.then_some(packed)) {
         if value > limit {
             reasons.push(Reason::Grid { argument, value, limit });
         }
@@ -250,8 +250,6 @@ fn dims(multiple: usize, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::sm80::heuristics as sm80;
-    use crate::attention::sm90::heuristics as sm90;
     use crate::heuristics;
     use crate::launch_plan::LaunchPlan;
 
@@ -290,12 +288,7 @@ mod tests {
     /// Early reasons are those of the generated kernel, in every default config.
     #[test]
     fn a_driver_is_refused_exactly_the_kernels_that_need_a_later_one() {
-        let configs: Vec<_> = Config::all()
-            .into_iter()
-            .chain(sm80::ALL_FP8.map(Config::from))
-            .chain(sm80::ALL_F32.map(Config::from))
-            .chain(sm90::ALL_FP8.map(Config::from))
-            .collect();
+        let configs = [Config::all(), Config::defaults(), Config::fp8_mma_defaults()].concat();
         let mut needed = Vec::new();
         for problem in problems() {
             for arch in [Arch::Sm80, Arch::Sm89, Arch::Sm90a] {

@@ -133,7 +133,8 @@ fn a_config_that_no_kernel_has_is_refused_with_what_is_allowed() {
 fn every_config_round_trips_through_its_name() {
     let problem = Problem::new(1, 8, 512, 32, DType::F16);
     let near = Config::defaults().into_iter().flat_map(|config| search_space(config, &problem, Arch::Sm90a));
-    let configs: HashSet<_> = Config::all().into_iter().chain(near).collect();
+    let listed = [Config::all(), Config::f32(), Config::fp8(), Config::fp8_mma()].concat();
+    let configs: HashSet<_> = listed.into_iter().chain(near).collect();
     assert!(configs.len() > 200, "{}", configs.len());
     for config in configs {
         assert_eq!(config.to_string().parse(), Ok(config));

@@ -202,7 +202,7 @@ pub fn kernels(configs: &[Config], arch: Arch) -> Vec<(Config, u32, Kind)> {
         }
     }
     // The others are those of `sm_90`.
-    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || config.only_arch() == Some(arch));
+    kernels.retain(|(config, _, _)| arch != Arch::Sm90a || config.traits().only_arch == Some(arch));
     kernels.extend(configs.iter().flat_map(|&config| fp8_kernels(config, arch)));
     kernels.retain(|(config, _, _)| config.is_for(arch));
     // What does not fit is refused for every caller: it is no kernel there.

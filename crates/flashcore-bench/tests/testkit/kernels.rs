@@ -26,7 +26,7 @@ fn check_simulated(problem: &Problem, config: Config, stress: Option<Stress>) {
 }
 
 fn ptx(problem: &Problem, config: Config) -> String {
-    let arch = config.only_arch().unwrap_or(Arch::Sm89);
+    let arch = config.traits().only_arch.unwrap_or(Arch::Sm89);
     let plan = LaunchPlan::new(problem, config, arch).expect("a plan");
     plan.launches.iter().map(|launch| flashcore_ptx::print(&launch.kernel())).collect()
 }

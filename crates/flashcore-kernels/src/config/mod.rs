@@ -6,22 +6,23 @@ use core::fmt;
 use core::str::FromStr;
 
 use flashcore_ir::{Arch, Kernel};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::Problem;
 
 use crate::accuracy::Accuracy;
 use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::sm80::heuristics as sm80;
 use crate::attention::sm90::heuristics as sm90;
 use crate::cache::FusedAppend;
-use crate::family::Family;
+use crate::family::{Family, KernelTraits};
 use crate::primitives::{Exponential, Fp8Widening, Rescale, SharedLayout, Tf32Products};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
+use crate::unsupported::Reason;
 
 pub use crate::attention::ladder::config::{LadderConfig, Product};
 pub use crate::attention::scalar::config::ScalarConfig;
 pub use crate::attention::sm80::config::{AmpereConfig, L2Window, QueryPlace};
 pub use crate::attention::sm90::config::{HopperConfig, WarpScheduler};
-pub(crate) use table::{Flaw, NameToken, Table, config_table};
+pub(crate) use table::{NameToken, Table, config_table};
 
 /// Declares the families of kernels. Nothing else names a variant outside of the family's folder.
 macro_rules! families {
@@ -60,7 +61,7 @@ macro_rules! families {
             }
 
             /// The choices that no kernel can be generated with.
-            pub(crate) fn flaws(self) -> Vec<Flaw> {
+            pub(crate) fn flaws(self) -> Vec<Reason> {
                 match self {
                     $(Self::$Family(config) => config.flaws(),)*
                 }
@@ -234,50 +235,40 @@ impl Config {
         Self::fp8_mma_defaults().into_iter().chain(others.map(Self::from)).collect()
     }
 
+    /// The kernel traits.
+    pub fn traits(self) -> KernelTraits {
+        self.as_family().traits()
+    }
+
     /// The name of the family.
     pub fn family(self) -> &'static str {
-        self.as_family().family()
+        self.traits().family
     }
 
     /// Query rows of a CTA.
     pub fn tile_m(self) -> u32 {
-        self.as_family().tile_m()
+        self.traits().tile_m
     }
 
     /// Keys of a tile, where keys come in tiles.
     pub fn tile_n(self) -> Option<u32> {
-        self.as_family().tile_n()
-    }
-
-    /// The element types of the query that the kernel has.
-    pub fn dtypes(self) -> &'static [DType] {
-        self.as_family().dtypes()
+        self.traits().tile_n
     }
 
     /// The precision of the operands as the kernel multiplies them.
     pub fn accuracy(self) -> Accuracy {
-        self.as_family().accuracy()
-    }
-
-    /// The one architecture that the kernel is for, where there is one.
-    pub fn only_arch(self) -> Option<Arch> {
-        self.as_family().only_arch()
+        self.traits().accuracy
     }
 
     /// True if an architecture has what the kernel is made of.
     pub fn is_for(self, arch: Arch) -> bool {
-        let family = self.as_family();
-        family.only_arch().is_none_or(|only| only == arch) && (arch.has_clusters() || !family.needs_clusters())
-    }
-
-    /// True if the query heads of a key head share tiles.
-    pub fn pack_gqa(self) -> bool {
-        self.as_family().pack_gqa()
+        let KernelTraits { only_arch, needs_clusters, .. } = self.traits();
+        only_arch.is_none_or(|only| only == arch) && (arch.has_clusters() || !needs_clusters)
     }
 
     /// Keys of a chunk, where the config has chunks.
     pub fn chunk_keys(self) -> Option<u32> {
-        self.as_family().chunks().map(|(keys, _)| keys)
+        self.traits().chunks.map(|(keys, _)| keys)
     }
 
     /// The config with chunks of at least `keys` keys, where it has chunks: their length is not compiled in.
@@ -316,7 +307,7 @@ impl Config {
     pub fn fits(self, specialization: Specialization, arch: Arch) -> bool {
         let registers = self.as_family().registers(specialization, arch);
         registers.is_none_or(|(registers, limit)| registers <= limit)
-            && self.only_arch().is_none_or(|only| only == arch)
+            && self.traits().only_arch.is_none_or(|only| only == arch)
             && self.shared_bytes(specialization) <= arch.shared_bytes_per_cta()
     }
 

@@ -15,13 +15,7 @@
 use core::fmt;
 
 use super::Config;
-
-/// A choice that no kernel can be generated with.
-pub(crate) struct Flaw {
-    pub(crate) argument: &'static str,
-    pub(crate) value: u32,
-    pub(crate) allowed: &'static str,
-}
+use crate::unsupported::Reason;
 
 /// A token of the name of a config.
 pub(crate) struct NameToken<C> {
@@ -45,7 +39,7 @@ pub(crate) trait Table: Copy + Default + Into<Config> + 'static {
     const TOKENS: &'static [&'static [NameToken<Self>]];
 
     /// The choices that no kernel can be generated with.
-    fn flaws(self) -> Vec<Flaw>;
+    fn flaws(self) -> Vec<Reason>;
 
     /// The configs with another value of one field.
     fn near_in_table(self) -> Vec<Config>;
@@ -117,12 +111,12 @@ macro_rules! config_table {
                 &[$(config_table!(@tokens $field $($name)*)),*];
 
             #[allow(unused_variables, reason = "fields without a rule")]
-            fn flaws(self) -> Vec<$crate::config::Flaw> {
+            fn flaws(self) -> Vec<$crate::Reason> {
                 let Self { $($field),* } = self;
-                let rules: &[(&'static str, u32, &'static str, bool)] =
-                    &[$($($((stringify!($field), $field as u32, $allowed, $is_allowed),)*)?)*];
-                let broken = rules.iter().filter(|(.., is_allowed)| !is_allowed);
-                broken.map(|&(argument, value, allowed, _)| $crate::config::Flaw { argument, value, allowed }).collect()
+                let rules = [$($($((stringify!($field), $field as u32, $allowed, $is_allowed),)*)?)*];
+                let broken = rules.into_iter().filter(|(.., is_allowed)| !is_allowed);
+                let reason = |(argument, value, allowed, _)| $crate::Reason::Config { kernel: $family, argument, value, allowed };
+                broken.map(reason).collect()
             }
 
             #[allow(unused_variables, reason = "fields that no search changes")]

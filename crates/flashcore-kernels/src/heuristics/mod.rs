@@ -11,8 +11,7 @@ use flashcore_problem::{DType, Problem};
 
 use crate::attention::sm80::heuristics as sm80;
 use crate::attention::sm90::heuristics as sm90;
-use crate::config::{AmpereConfig, Config};
-use crate::family::Family;
+use crate::config::Config;
 use crate::primitives::Fp8Widening;
 use crate::target::Target;
 
@@ -30,7 +29,7 @@ pub fn select(problem: &Problem, target: impl Into<Target>) -> Config {
     if problem.dtype == DType::F32 {
         return sm80::select_f32(problem, target).map_or_else(Config::scalar, Config::from);
     }
-    if !AmpereConfig::BASE.dtypes().contains(&problem.dtype) {
+    if !Config::ampere().traits().dtypes.contains(&problem.dtype) {
         return Config::scalar();
     }
     let packed = || sm90::select_packed(problem, target).map(Config::from);

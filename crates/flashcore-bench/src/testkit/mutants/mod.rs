@@ -105,7 +105,7 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 
 /// The architecture that mutants of a kernel are verified for.
 fn arch(config: Config, group: Group) -> Arch {
-    match (config.only_arch(), config.family(), group) {
+    match (config.traits().only_arch, config.family(), group) {
         (Some(arch), ..) => arch,
         // Products of 8-bit floats, and two levels of them.
         (None, "ampere", Group::Fp8Mma) => Arch::Sm89,

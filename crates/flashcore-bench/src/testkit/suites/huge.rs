@@ -38,7 +38,7 @@ pub fn huge(runner: Runner) -> Vec<Case> {
         for (strides, (number, [batch, heads])) in far.into_iter().zip([[1, 2], [1, 4], [2, 2]].into_iter().enumerate())
         {
             let mut problem = Problem::new(batch, heads, 97, 64, [DType::F16, DType::Bf16][number % 2]);
-            (problem.lse, problem.bias) = (true, number == 0 && !config.pack_gqa());
+            (problem.lse, problem.bias) = (true, number == 0 && !config.traits().pack_gqa);
             problem.layout = Layout::Strided(TensorStrides {
                 query: strides(problem.query_shape()),
                 key: strides(problem.key_shape()),

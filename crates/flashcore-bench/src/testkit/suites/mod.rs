@@ -61,7 +61,7 @@ impl Kernels {
     fn dtype(self, dtype: DType) -> DType {
         match self {
             Self::Only(config) if config.accuracy() != Accuracy::Exact => DType::F32,
-            Self::Only(config) if dtype == DType::F32 && !config.dtypes().contains(&dtype) => DType::Bf16,
+            Self::Only(config) if dtype == DType::F32 && !config.traits().dtypes.contains(&dtype) => DType::Bf16,
             Self::Only(_) | Self::All => dtype,
         }
     }

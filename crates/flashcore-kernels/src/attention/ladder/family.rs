@@ -6,26 +6,14 @@ use flashcore_problem::{DType, Operand, Problem};
 
 use super::Tiles;
 use crate::config::{LadderConfig, Table};
-use crate::family::Family;
+use crate::family::{Family, KernelTraits};
 use crate::primitives::shared_bytes;
 use crate::specialization::Specialization;
 use crate::unsupported::Reason;
 
 impl Family for LadderConfig {
-    fn family(&self) -> &'static str {
-        Self::FAMILY
-    }
-
-    fn tile_m(&self) -> u32 {
-        Self::tile_m(*self)
-    }
-
-    fn tile_n(&self) -> Option<u32> {
-        Some(self.tile_n)
-    }
-
-    fn dtypes(&self) -> &'static [DType] {
-        &[DType::F16, DType::Bf16]
+    fn traits(&self) -> KernelTraits {
+        KernelTraits::new(Self::FAMILY, self.tile_m(), Some(self.tile_n), &[DType::F16, DType::Bf16])
     }
 
     fn specialize(&self, specialization: Specialization, _: &Problem) -> Specialization {
@@ -43,7 +31,7 @@ impl Family for LadderConfig {
     }
 
     fn sequence_reason(&self, _: &Problem, feature: Operand) -> Option<Reason> {
-        Some(Reason::Sequences { kernel: self.family(), feature: feature.name() })
+        Some(Reason::Sequences { kernel: Self::FAMILY, feature: feature.name() })
     }
 
     fn generate(&self, name: String, specialization: Specialization, _: Arch) -> Kernel {

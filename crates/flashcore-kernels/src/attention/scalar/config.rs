@@ -5,7 +5,7 @@ use flashcore_ir::{Arch, Kernel};
 use flashcore_problem::{DType, Problem};
 
 use crate::config::{Table, config_table};
-use crate::family::Family;
+use crate::family::{Family, KernelTraits};
 use crate::specialization::{MAX_VEC_BYTES, Specialization};
 
 config_table! {
@@ -18,24 +18,9 @@ config_table! {
 }
 
 impl Family for ScalarConfig {
-    fn family(&self) -> &'static str {
-        Self::FAMILY
-    }
-
-    fn tile_m(&self) -> u32 {
-        self.threads
-    }
-
-    fn tile_n(&self) -> Option<u32> {
-        None
-    }
-
-    fn dtypes(&self) -> &'static [DType] {
-        &[DType::F16, DType::Bf16, DType::F32]
-    }
-
-    fn dims(&self) -> (usize, usize) {
-        (1, 1024)
+    fn traits(&self) -> KernelTraits {
+        let dtypes = &[DType::F16, DType::Bf16, DType::F32];
+        KernelTraits { dims: (1, 1024), ..KernelTraits::new(Self::FAMILY, self.threads, None, dtypes) }
     }
 
     /// Element by element, whatever their alignment, and scaled before anything else.

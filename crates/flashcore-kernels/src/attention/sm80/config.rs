@@ -31,8 +31,7 @@ config_table! {
         layout: SharedLayout = SharedLayout::Swizzled, name [always
             "plain" => SharedLayout::Plain, "padded" => SharedLayout::Padded, "swizzled" => SharedLayout::Swizzled];
         /// Query rows of each warp: 16, or 32, which read each key and value from shared memory half as often.
-        rows_per_warp: u32 = 16, name ["32rows" => 32], allowed { "16 or 32" => matches!(rows_per_warp, 16 | 32) },
-            near [48 - rows_per_warp.min(32)];
+        rows_per_warp: u32 = 16, name ["32rows" => 32], allowed { "16 or 32" => matches!(rows_per_warp, 16 | 32) };
         /// Warps that share the keys of a tile for the same rows, and add up what they have at the end: 1, 2 or 4.
         kv_split_warps: u32 = 1, name ["2kvwarps" => 2, "4kvwarps" => 4],
             allowed {
@@ -41,7 +40,7 @@ config_table! {
             };
         /// Where the query is between products.
         query: QueryPlace = QueryPlace::Registers, name ["qshared" => QueryPlace::Shared],
-            near [query.other()];
+            near [QueryPlace::Registers, QueryPlace::Shared];
         /// The blocks after which the output is rescaled to a new row max.
         rescale: Rescale = Rescale::Always, name ["ifchanged" => Rescale::IfChanged, "threshold" => Rescale::Threshold],
             near [Rescale::Always, Rescale::IfChanged, Rescale::Threshold];
@@ -61,7 +60,7 @@ config_table! {
         /// is too.
         fp8: Fp8Widening = Fp8Widening::Integer, name ["cvt" => Fp8Widening::Convert];
         /// The units that compute exponentials.
-        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [exponential.other()];
+        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [Exponential::Unit, Exponential::Shared];
         /// Warps that only copy keys and values for the others: 0, 1 or 2.
         producers: u32 = 0, name ["1producer" => 1, "2producers" => 2],
             allowed { "0, 1 or 2" => producers <= 2, "0 with chunks" => chunk_keys == 0 || producers == 0 };
@@ -116,16 +115,6 @@ pub enum QueryPlace {
     Registers,
     /// In shared memory, read again for each tile of keys.
     Shared,
-}
-
-impl QueryPlace {
-    /// The other place.
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Registers => Self::Shared,
-            Self::Shared => Self::Registers,
-        }
-    }
 }
 
 impl AmpereConfig {

@@ -9,8 +9,8 @@ use super::config::most_operand_registers;
 use super::{ClusterMerge, Tiles};
 use crate::accuracy::Accuracy;
 use crate::attention::scheduler::chunks::most_units;
-use crate::config::{AmpereConfig, Config, L2Window, Table};
-use crate::family::Family;
+use crate::config::{AmpereConfig, Config, L2Window, QueryPlace, Table};
+use crate::family::{Family, KernelTraits};
 use crate::grid::{GridShape, head_tiles, output_rows};
 use crate::parameters::Extra;
 use crate::primitives::{Accumulation, Fp8Widening, HALF_BYTES, Rescale, Tf32Products, shared_bytes};
@@ -23,54 +23,27 @@ const TILE_N: [u32; 6] = [16, 32, 48, 64, 96, 128];
 const WARPS: [(u32, u32); 8] = [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)];
 
 impl Family for AmpereConfig {
-    fn family(&self) -> &'static str {
-        Self::FAMILY
-    }
-
-    fn tile_m(&self) -> u32 {
-        Self::tile_m(*self)
-    }
-
-    fn tile_n(&self) -> Option<u32> {
-        Some(self.tile_n)
-    }
-
-    fn dtypes(&self) -> &'static [DType] {
-        match (self.tf32, self.accumulation) {
+    fn traits(&self) -> KernelTraits {
+        let dtypes: &[_] = match (self.tf32, self.accumulation) {
             (Some(_), _) => &[DType::F32],
             // Tensor cores add up products of `bf16` in `f32` alone.
             (None, Accumulation::F16) => &[DType::F16],
             (None, Accumulation::F32) => &[DType::F16, DType::Bf16, DType::E4m3],
+        };
+        KernelTraits {
+            // Wider outputs leave no registers for the parts of `f32`: ptxas spills.
+            dims: (8, if self.tf32.is_some() { 128 } else { 256 }),
+            accuracy: match self.tf32 {
+                Some(Tf32Products::Three) => Accuracy::NearF32,
+                Some(Tf32Products::One) => Accuracy::Tf32,
+                None => Accuracy::Exact,
+            },
+            needs_clusters: self.cluster,
+            pack_gqa: self.pack_gqa,
+            chunks: (self.chunk_keys > 0).then_some((self.chunk_keys, self.pdl)),
+            keeps_key_in_l2: self.l2 == L2Window::Key,
+            ..KernelTraits::new(Self::FAMILY, self.tile_m(), Some(self.tile_n), dtypes)
         }
-    }
-
-    fn dims(&self) -> (usize, usize) {
-        // Wider outputs leave no registers for the parts of `f32`: ptxas spills.
-        (8, if self.tf32.is_some() { 128 } else { 256 })
-    }
-
-    fn accuracy(&self) -> Accuracy {
-        match self.tf32 {
-            Some(Tf32Products::Three) => Accuracy::NearF32,
-            Some(Tf32Products::One) => Accuracy::Tf32,
-            None => Accuracy::Exact,
-        }
-    }
-
-    fn needs_clusters(&self) -> bool {
-        self.cluster
-    }
-
-    fn pack_gqa(&self) -> bool {
-        self.pack_gqa
-    }
-
-    fn chunks(&self) -> Option<(u32, bool)> {
-        (self.chunk_keys > 0).then_some((self.chunk_keys, self.pdl))
-    }
-
-    fn keeps_key_in_l2(&self) -> bool {
-        self.l2 == L2Window::Key
     }
 
     fn registers(&self, specialization: Specialization, arch: Arch) -> Option<(u32, u32)> {
@@ -80,18 +53,18 @@ impl Family for AmpereConfig {
     fn shared_bytes(&self, specialization: Specialization) -> u32 {
         shared_bytes(|k| {
             if self.cluster {
-                ClusterMerge::reserve(k, self.num_splits, Self::tile_m(*self), specialization.value_dim);
+                ClusterMerge::reserve(k, self.num_splits, self.tile_m(), specialization.value_dim);
             }
             Tiles::reserve(k, *self, specialization);
         })
     }
 
     fn dtype_reasons(&self, problem: &Problem, arch: Arch) -> Vec<Reason> {
-        let (types, kernel) = (problem.dtypes(), self.family());
+        let types = problem.dtypes();
         match (types.query, self.tf32) {
             (DType::F32, None) => vec![Reason::Tf32 { config: (*self).into() }],
-            _ if !types.key_value.is_float8() => dtype_reason(kernel, self.dtypes(), types.query).into_iter().collect(),
-            (_, Some(_)) => vec![Reason::Float8 { kernel, types }],
+            _ if !types.key_value.is_float8() => dtype_reason(self.traits(), types.query).into_iter().collect(),
+            (_, Some(_)) => vec![Reason::Float8 { kernel: Self::FAMILY, types }],
             (_, None) => self.fp8_reasons(problem, arch),
         }
     }
@@ -106,7 +79,7 @@ impl Family for AmpereConfig {
 
     fn grid(&self, problem: &Problem) -> GridShape {
         let Self { persistent, num_splits, cluster, chunk_keys, .. } = *self;
-        let (tiles, heads) = head_tiles(problem, Self::tile_m(*self), self.pack_gqa);
+        let (tiles, heads) = head_tiles(problem, self.tile_m(), self.pack_gqa);
         let (batch, rows) = (problem.batch as u32, output_rows(problem));
         if chunk_keys > 0 {
             let bounds = [batch, heads, tiles, problem.key_length as u32, chunk_keys].map(u64::from);
@@ -149,14 +122,15 @@ impl Family for AmpereConfig {
 
     fn near(&self, problem: &Problem) -> Vec<Config> {
         let types = problem.dtypes();
+        let rows_per_warp = 48 - self.rows_per_warp.min(32);
         let mut configs =
-            vec![Self { rows_per_warp: 48 - self.rows_per_warp.min(32), query: self.query.other(), ..*self }];
+            [QueryPlace::Registers, QueryPlace::Shared].map(|query| Self { rows_per_warp, query, ..*self }).to_vec();
         configs.extend(WARPS.map(|(warps, kv_split_warps)| Self { warps, kv_split_warps, ..*self }));
         let place = TILE_N.iter().position(|keys| *keys >= self.tile_n).unwrap_or(0);
         let tiles = TILE_N.into_iter().skip(place.saturating_sub(1)).take(3);
         configs.extend(tiles.map(|tile_n| Self { tile_n, ..*self }));
         if types.key_value.is_float8() && !types.query.is_float8() {
-            configs.push(Self { fp8: self.fp8.other(), ..*self });
+            configs.extend([Fp8Widening::Integer, Fp8Widening::Convert].map(|fp8| Self { fp8, ..*self }));
         }
         configs.into_iter().map(Config::from).collect()
     }
@@ -169,8 +143,8 @@ impl AmpereConfig {
         let width = Specialization::of(problem).vec_bytes;
         let lacks = |needed: Since| self.fp8_since(types) == Some(needed) && !arch.has(needed);
         let reasons = [
-            (!self.dtypes().contains(&types.query) && self.accumulation == Accumulation::F32)
-                .then_some(Reason::Float8 { kernel: self.family(), types }),
+            (!self.traits().dtypes.contains(&types.query) && self.accumulation == Accumulation::F32)
+                .then_some(Reason::Float8 { kernel: Self::FAMILY, types }),
             (self.accumulation == Accumulation::F16).then_some(Reason::Float8Sums { config }),
             lacks(ADA_FP8).then_some(Reason::Float8Convert { config, arch }),
             lacks(ADA_FP8_MMA).then_some(Reason::Float8Query { arch }),

@@ -50,7 +50,7 @@ config_table! {
         /// True if the rescale is overlapped with QK of the next block, and not done before it.
         overlap_rescale: bool = true, name ["overlap" => true], unnamed false, near [!overlap_rescale];
         /// The units that compute exponentials of scores.
-        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [exponential.other()];
+        exponential: Exponential = Exponential::Unit, name ["exp2mix" => Exponential::Shared], near [Exponential::Unit, Exponential::Shared];
         /// The phase that consumer warpgroups go through one at a time (warp-scheduler barrier).
         warp_scheduler: WarpScheduler = WarpScheduler::Free,
             name ["pingpong" => WarpScheduler::PingPong, "exclusive" => WarpScheduler::ExclusiveExp],

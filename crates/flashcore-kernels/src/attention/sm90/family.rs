@@ -11,7 +11,7 @@ use crate::attention::block_mask::BlockMaskTiles;
 use crate::attention::block_mask::mode::BlockMaskMode;
 use crate::attention::scheduler::lpt::LptOrder;
 use crate::config::{Config, HopperConfig, Table};
-use crate::family::Family;
+use crate::family::{Family, KernelTraits};
 use crate::grid::{GridShape, head_tiles, output_rows};
 use crate::parameters::Extra;
 use crate::primitives::{Rescale, shared_bytes};
@@ -19,36 +19,15 @@ use crate::specialization::{MAX_VEC_BYTES, Specialization};
 use crate::unsupported::{PAGE_MULTIPLE, Reason, dtype_reason};
 
 impl Family for HopperConfig {
-    fn family(&self) -> &'static str {
-        Self::FAMILY
-    }
-
-    fn tile_m(&self) -> u32 {
-        Self::tile_m(*self)
-    }
-
-    fn tile_n(&self) -> Option<u32> {
-        Some(self.tile_n)
-    }
-
-    fn dtypes(&self) -> &'static [DType] {
-        &[DType::F16, DType::Bf16, DType::E4m3]
-    }
-
-    fn only_arch(&self) -> Option<Arch> {
-        Some(Arch::Sm90a)
-    }
-
-    fn pack_gqa(&self) -> bool {
-        self.pack_gqa
-    }
-
-    fn chunks(&self) -> Option<(u32, bool)> {
-        (self.chunk_keys > 0).then_some((self.chunk_keys, self.pdl))
-    }
-
-    fn resets_counter(&self) -> Option<bool> {
-        self.dynamic.then_some(self.pdl)
+    fn traits(&self) -> KernelTraits {
+        let dtypes = &[DType::F16, DType::Bf16, DType::E4m3];
+        KernelTraits {
+            only_arch: Some(Arch::Sm90a),
+            pack_gqa: self.pack_gqa,
+            chunks: (self.chunk_keys > 0).then_some((self.chunk_keys, self.pdl)),
+            resets_counter: self.dynamic.then_some(self.pdl),
+            ..KernelTraits::new(Self::FAMILY, self.tile_m(), Some(self.tile_n), dtypes)
+        }
     }
 
     fn specialize(&self, specialization: Specialization, problem: &Problem) -> Specialization {
@@ -71,11 +50,11 @@ impl Family for HopperConfig {
     }
 
     fn dtype_reasons(&self, problem: &Problem, _: Arch) -> Vec<Reason> {
-        let (types, kernel) = (problem.dtypes(), self.family());
+        let types = problem.dtypes();
         if types.key_value.is_float8() && !types.query.is_float8() {
-            return vec![Reason::Float8 { kernel, types }];
+            return vec![Reason::Float8 { kernel: Self::FAMILY, types }];
         }
-        dtype_reason(kernel, self.dtypes(), types.query).into_iter().collect()
+        dtype_reason(self.traits(), types.query).into_iter().collect()
     }
 
     /// A TMA box lies in one page, at a multiple of its rows.
@@ -91,13 +70,13 @@ impl Family for HopperConfig {
     }
 
     fn reasons(&self, problem: &Problem, specialization: Specialization) -> Vec<Reason> {
-        let (kernel, config, mut reasons) = (self.family(), Config::from(*self), Vec::new());
+        let (kernel, config, mut reasons) = (Self::FAMILY, Config::from(*self), Vec::new());
         if specialization.has_fp8_query() {
             reasons.extend(self.fp8_reasons(specialization));
         } else if self.one_level {
             reasons.push(Reason::OneLevel { config });
         }
-        let (group, tile_m) = (problem.query_heads / problem.key_heads.max(1), Self::tile_m(*self) as usize);
+        let (group, tile_m) = (problem.query_heads / problem.key_heads.max(1), self.tile_m() as usize);
         if self.pack_gqa && !tile_m.is_multiple_of(group) {
             reasons.push(Reason::Group { group, tile_m });
         }
@@ -124,7 +103,7 @@ impl Family for HopperConfig {
         if self.persistent {
             return GridShape { grid: [LptOrder::of(problem, *self).tiles, 1, 1], extra: Extra::Nothing };
         }
-        let (tiles, heads) = head_tiles(problem, Self::tile_m(*self), self.pack_gqa);
+        let (tiles, heads) = head_tiles(problem, self.tile_m(), self.pack_gqa);
         let (batch, chunk_keys) = (problem.batch as u32, self.chunk_keys);
         if chunk_keys == 0 {
             return GridShape { grid: [tiles.saturating_mul(self.cluster), heads, batch], extra: Extra::Nothing };

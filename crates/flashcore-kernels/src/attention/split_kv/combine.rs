@@ -44,7 +44,7 @@ pub struct Chunks {
 impl CombineSpec {
     /// The kernel after attention with this config.
     pub(crate) fn of(config: Config, specialization: Specialization) -> Self {
-        match config.as_family().chunks() {
+        match config.traits().chunks {
             Some((_, pdl)) => Self { specialization: specialization.for_chunk_combine(), chunks: Some(Chunks { pdl }) },
             None => Self { specialization: specialization.for_combine(), chunks: None },
         }

@@ -54,15 +54,6 @@ impl Fp8Widening {
         let has_instruction = target.arch.has(ADA_FP8) && target.ptx >= ADA_FP8.ptx;
         if has_instruction && !moves_once { Self::Convert } else { Self::Integer }
     }
-
-    /// The other way.
-    #[must_use]
-    pub const fn other(self) -> Self {
-        match self {
-            Self::Integer => Self::Convert,
-            Self::Convert => Self::Integer,
-        }
-    }
 }
 
 /// Places of the bits of a code in a 16-bit float.

@@ -24,14 +24,6 @@ pub enum Exponential {
 const EMULATED_EVERY: usize = 4;
 
 impl Exponential {
-    /// The other implementation.
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Unit => Self::Shared,
-            Self::Shared => Self::Unit,
-        }
-    }
-
     /// Replaces scores by weights, `2^(score · scale + shift)`, in place; scale and shift are those of a row. Visits each
     /// weight with its row and column, as [`Accumulator::each`].
     pub(super) fn weights(
