@@ -20,3 +20,4 @@ mod sequences;
 mod support;
 mod tf32;
 mod unattended_keys;
+mod warp_specialized;

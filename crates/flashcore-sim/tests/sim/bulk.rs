@@ -1,11 +1,12 @@
 //! Bulk stores by the asynchronous proxy: what they write, and what goes wrong around them.
 
-use crate::support::{At, SHARED, fault, kernel, location, missing_wait, one_after_the_other, run, structure, words};
-use flashcore_ir::types::{U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, SharedAddress, Space, VerifiedKernel};
-use flashcore_sim::{
-    AccessKind, Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, Location, SimError, TooEarly,
+use crate::support::{
+    Expected, Place, SHARED, at, faulty, is_lane, kernel, missing_wait, one_after_the_other, race, structure, threads,
+    unfenced, words,
 };
+use flashcore_ir::types::{U32, U64};
+use flashcore_ir::{Builder, GlobalAddress, SharedAddress, VerifiedKernel};
+use flashcore_sim::{Argument, CopySize, Fault, FaultKind, GlobalMemory, InFlight, Location, TooEarly};
 
 /// A bulk store of a tile, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -14,14 +15,13 @@ enum Store {
     WithoutFence,
     FencedByOneLane,
     FencedByTheIssuer,
-    FencedBehindTheBarrier,
+    FencedAfterTheBarrier,
     WithoutBarrier,
     WithoutWait,
     OverwrittenTooEarly,
     OverwrittenAfterRead,
     ReadBack,
     ReadBackAfterRead,
-    OfSize(u32),
 }
 
 /// Warp 0 writes 512 bytes; the first thread of warp 1 stores them.
@@ -31,20 +31,20 @@ fn store_kernel(how: Store) -> VerifiedKernel {
         k.reserve_shared(512, 16);
         let (lane, base) = (k.lane(), k.shared_base());
         let own = k.mad::<U32>(lane, 16u32, base);
-        let first = k.compare::<U32>(Compare::Eq, lane, 0u32);
+        let first = is_lane(k, 0);
         one_after_the_other(
             k,
             |k| {
                 k.section("write", |k| k.store_shared(own, &[lane, lane, lane, lane]));
                 match how {
-                    Store::WithoutFence | Store::FencedByTheIssuer | Store::FencedBehindTheBarrier => {}
+                    Store::WithoutFence | Store::FencedByTheIssuer | Store::FencedAfterTheBarrier => {}
                     Store::FencedByOneLane => k.when(first, |k| k.fence_proxy_async()),
                     _ => k.fence_proxy_async(),
                 }
                 if how != Store::WithoutBarrier {
                     k.cta_sync();
                 }
-                if how == Store::FencedBehindTheBarrier {
+                if how == Store::FencedAfterTheBarrier {
                     k.fence_proxy_async();
                 }
             },
@@ -57,7 +57,7 @@ fn store_kernel(how: Store) -> VerifiedKernel {
                 }
                 // Two threads could not store the same tile.
                 k.if_then(first, |k| {
-                    delay_lanes(k);
+                    k.section("delay lanes", |k| k.for_lanes(0u32, 2000u32, |_, _| {}));
                     k.section("store", |k| k.bulk_store(y, base, bytes));
                     k.bulk_commit();
                     if matches!(how, Store::OverwrittenAfterRead | Store::ReadBackAfterRead) {
@@ -78,107 +78,77 @@ fn store_kernel(how: Store) -> VerifiedKernel {
     })
 }
 
-/// Like [`delay`], where not all lanes are active.
-fn delay_lanes(k: &mut Builder) {
-    k.section("delay lanes", |k| k.for_lanes(0u32, 2000u32, |_, _| {}));
-}
+const WRITE: Place = at("write", "Store", 0).lane(0);
+const STORE: Place = at("store", "BulkStore", 1).lane(0);
 
-fn run_store(how: Store) -> (VerifiedKernel, u64, Result<Vec<u32>, SimError>) {
-    let kernel = store_kernel(how);
+fn fails(how: Store, bytes: u32, expected: impl FnOnce(u64) -> Expected) {
     let mut memory = GlobalMemory::new();
     let y = memory.allocate_uninitialised("y", 512);
-    let size = if let Store::OfSize(size) = how { size } else { 512 };
-    let result = run(&kernel, &[Argument::U64(y), Argument::U32(size)], &memory);
-    let result = result.map(|_| words(&memory.read(y)));
-    (kernel, y, result)
+    threads(64).on(&memory, [y]).with(&[Argument::U32(bytes)]).fails(&store_kernel(how), &expected(y));
 }
 
 #[test]
 fn bulk_store() {
-    let expected: Vec<u32> = (0..128).map(|word| word / 4).collect();
-    for how in [Store::Right, Store::OverwrittenAfterRead, Store::ReadBack] {
-        assert_eq!(run_store(how).2, Ok(expected.clone()));
+    let stored: Vec<u32> = (0..128).map(|word| word / 4).collect();
+    let half = [&stored[..64], &[u32::MAX; 64]].concat();
+    for (how, bytes, expected) in [
+        (Store::Right, 512, &stored),
+        (Store::OverwrittenAfterRead, 512, &stored),
+        (Store::ReadBack, 512, &stored),
+        (Store::Right, 256, &half),
+    ] {
+        let mut memory = GlobalMemory::new();
+        let y = memory.allocate_uninitialised("y", 512);
+        threads(64).on(&memory, [y]).with(&[Argument::U32(bytes)]).passes(&store_kernel(how));
+        assert_eq!(words(&memory.read(y)), *expected);
     }
-    let mut half = expected[..64].to_vec();
-    half.resize(128, u32::MAX);
-    assert_eq!(run_store(Store::OfSize(256)).2, Ok(half));
 }
 
 #[test]
 fn missing_proxy_fence() {
-    for how in [Store::WithoutFence, Store::FencedByTheIssuer, Store::FencedBehindTheBarrier] {
-        let (kernel, _, result) = run_store(how);
-        let expected = Fault {
-            kind: FaultKind::MissingProxyFence {
-                written: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
-            },
-            location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
-        };
-        assert_eq!(fault(result), expected);
+    for how in [Store::WithoutFence, Store::FencedByTheIssuer, Store::FencedAfterTheBarrier] {
+        fails(how, 512, |_| unfenced(SHARED, WRITE, STORE));
     }
-}
-
-/// A fence is for the lanes that execute it: of the tile, only the 16 bytes of the first are fenced.
-#[test]
-fn missing_proxy_fence_of_a_lane() {
-    let (kernel, _, result) = run_store(Store::FencedByOneLane);
-    let expected = Fault {
-        kind: FaultKind::MissingProxyFence {
-            written: Box::new(location(&kernel, "write", "Store", 0).lane(1).address(SHARED + 16)),
-        },
-        location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED + 16),
-    };
-    assert_eq!(fault(result), expected);
+    // A fence is for the lanes that execute it: of the tile, only the 16 bytes of the first are fenced.
+    fails(Store::FencedByOneLane, 512, |_| unfenced(SHARED + 16, WRITE.lane(1), STORE));
 }
 
 #[test]
 fn bulk_store_without_barrier() {
-    let (kernel, _, result) = run_store(Store::WithoutBarrier);
-    let expected = Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: AccessKind::Read,
-            earlier_access: AccessKind::Write,
-            earlier: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
-        },
-        location: location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED),
-    };
-    assert_eq!(fault(result), expected);
+    fails(Store::WithoutBarrier, 512, |_| race(SHARED, WRITE, STORE));
 }
 
 #[test]
 fn bulk_store_without_wait() {
-    let fault_of = |how: Store| {
-        let (kernel, y, result) = run_store(how);
-        (kernel, y, fault(result))
-    };
-    let (kernel, _, actual) = fault_of(Store::OverwrittenTooEarly);
-    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
-    let at = location(&kernel, "overwrite", "Store", 1).lane(0).address(SHARED);
-    assert_eq!(actual, missing_wait(TooEarly::Write, InFlight::BulkSource, started, at));
-
-    let (kernel, y, actual) = fault_of(Store::ReadBackAfterRead);
-    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(y);
-    let at = location(&kernel, "read back", "Load", 1).lane(0).address(y);
-    assert_eq!(actual, missing_wait(TooEarly::Read, InFlight::BulkTarget, started, at));
-
+    fails(Store::OverwrittenTooEarly, 512, |_| {
+        let [store, overwrite] = [STORE, at("overwrite", "Store", 1).lane(0)].map(|place| place.address(SHARED));
+        missing_wait(TooEarly::Write, InFlight::BulkSource, store, overwrite)
+    });
+    fails(Store::ReadBackAfterRead, 512, |y| {
+        let [store, read] = [STORE, at("read back", "Load", 1).lane(0)].map(|place| place.address(y));
+        missing_wait(TooEarly::Read, InFlight::BulkTarget, store, read)
+    });
     // The end of the kernel has no operation of its own: its location is that of the last statement, the choice of roles.
-    let (kernel, _, actual) = fault_of(Store::WithoutWait);
-    let started = location(&kernel, "store", "BulkStore", 1).lane(0).address(SHARED);
-    let roles = structure(&kernel, "prologue", 0);
-    let at = Location { operation: "End".to_owned(), warp: 1, ..roles }.lane(0).address(SHARED);
-    assert_eq!(actual, missing_wait(TooEarly::Exit, InFlight::BulkSource, started, at));
+    fails(Store::WithoutWait, 512, |_| {
+        Box::new(|kernel| {
+            let store = STORE.address(SHARED);
+            let Fault { kind, .. } = missing_wait(TooEarly::Exit, InFlight::BulkSource, store, store)(kernel);
+            let (lane, address, roles) = (Some(0), Some(SHARED), structure(kernel, "prologue"));
+            Fault { kind, location: Location { operation: "End".to_owned(), warp: 1, lane, address, ..roles } }
+        })
+    });
 }
 
 /// The source is free for others only after a barrier that follows the wait.
 #[test]
 fn others_overwrite_the_source_of_a_bulk_store() {
-    let write = |barrier_last: bool| {
-        kernel(64, |k| {
+    let mut memory = GlobalMemory::new();
+    let y = memory.allocate_uninitialised("y", 16);
+    threads(64).on(&memory, [y]).check(
+        |k, right| {
             let y = k.parameter::<U64>("y");
             k.reserve_shared(16, 16);
-            let (lane, base) = (k.lane(), k.shared_base());
-            let first = k.compare::<U32>(Compare::Eq, lane, 0u32);
+            let (lane, base, first) = (k.lane(), k.shared_base(), is_lane(k, 0));
             one_after_the_other(
                 k,
                 |k| {
@@ -188,11 +158,11 @@ fn others_overwrite_the_source_of_a_bulk_store() {
                         k.section("store", |k| k.bulk_store(y, base, 16u32));
                         k.bulk_commit();
                     });
-                    if !barrier_last {
+                    if !right {
                         k.barrier_arrive(1u32, 64u32);
                     }
                     k.bulk_wait(0, true);
-                    if barrier_last {
+                    if right {
                         k.barrier_arrive(1u32, 64u32);
                     }
                 },
@@ -201,63 +171,43 @@ fn others_overwrite_the_source_of_a_bulk_store() {
                     k.section("overwrite", |k| k.when(first, |k| k.store_shared(base, &[lane])));
                 },
             );
-        })
-    };
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", 16);
-    let wrong = write(false);
-    let expected = Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: AccessKind::Write,
-            earlier_access: AccessKind::Read,
-            earlier: Box::new(location(&wrong, "store", "BulkStore", 0).lane(0).address(SHARED)),
         },
-        location: location(&wrong, "overwrite", "Store", 1).lane(0).address(SHARED),
-    };
-    assert_eq!(fault(run(&wrong, &[Argument::U64(y)], &memory)), expected);
-    assert_eq!(run(&write(true), &[Argument::U64(y)], &memory).map(|_| ()), Ok(()));
+        &race(SHARED, at("store", "BulkStore", 0).lane(0), at("overwrite", "Store", 1).lane(0)),
+    );
     assert_eq!(memory.read(y), [0; 16]);
 }
 
 #[test]
 fn bulk_store_of_an_invalid_size() {
     for bytes in [0, 24] {
-        let (kernel, _, result) = run_store(Store::OfSize(bytes));
-        let expected = Fault {
-            kind: FaultKind::InvalidCopySize { bytes, allowed: CopySize::MultipleOf(16) },
-            location: location(&kernel, "store", "BulkStore", 1).lane(0),
-        };
-        assert_eq!(fault(result), expected);
+        let kind = FaultKind::InvalidCopySize { bytes, allowed: CopySize::MultipleOf(16) };
+        fails(Store::Right, bytes, |_| faulty(kind, STORE));
     }
 }
 
 /// In a pipeline, a fence after a later write does not hide that the earlier one was fenced in time.
 #[test]
 fn fences_of_earlier_tiles_count() {
-    let kernel = kernel(64, |k| {
+    let kernel = kernel(64, |k: &mut Builder| {
         let y = k.parameter::<U64>("y");
         k.reserve_shared(1024, 16);
-        let (lane, base) = (k.lane(), k.shared_base());
+        let (lane, base, first) = (k.lane(), k.shared_base(), is_lane(k, 0));
         let own = k.mad::<U32>(lane, 16u32, base);
-        let own = [own, k.add::<U32>(own, 512u32)];
-        let first = k.compare::<U32>(Compare::Eq, lane, 0u32);
         one_after_the_other(
             k,
             |k| {
-                for (stage, own) in own.into_iter().enumerate() {
-                    k.store_shared(own, &[lane, lane, lane, lane]);
+                for stage in 0..2 {
+                    k.store_shared(SharedAddress::from(own).plus(512 * stage), &[lane, lane, lane, lane]);
                     k.fence_proxy_async();
                     k.barrier_arrive(1 + stage as u32, 64u32);
                 }
             },
             |k| {
-                for stage in 0..2u32 {
-                    k.barrier_sync(1 + stage, 64u32);
+                for stage in 0..2 {
+                    k.barrier_sync(1 + stage as u32, 64u32);
                     k.if_then(first, |k| {
-                        let to = GlobalAddress::from(y).plus(512 * stage as i32);
-                        let from = SharedAddress::from(base).plus(512 * stage as i32);
-                        k.bulk_store(to, from, 512u32);
+                        let from = SharedAddress::from(base).plus(512 * stage);
+                        k.bulk_store(GlobalAddress::from(y).plus(512 * stage), from, 512u32);
                         k.bulk_commit();
                     });
                 }
@@ -267,6 +217,6 @@ fn fences_of_earlier_tiles_count() {
     });
     let mut memory = GlobalMemory::new();
     let y = memory.allocate_uninitialised("y", 1024);
-    assert_eq!(run(&kernel, &[Argument::U64(y)], &memory).map(|_| ()), Ok(()));
+    threads(64).on(&memory, [y]).passes(&kernel);
     assert!(memory.is_written(y));
 }

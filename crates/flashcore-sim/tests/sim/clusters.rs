@@ -1,26 +1,19 @@
 //! Clusters: CTAs that reach each other's shared memory, and what goes wrong between them.
 
-use crate::support::{At, SHARED, fault, kernel, location, words};
+use crate::support::{
+    Expected, SHARED, at, deadlock, delay, fault, faulty, is_lane, is_warp, kernel, race, slots, threads, verified,
+    words,
+};
 use flashcore_ir::types::{U32, U64};
-use flashcore_ir::{Builder, Compare, Space, SpecialRegister, VerifiedKernel};
+use flashcore_ir::{Compare, FenceScope, Op, Space, SpecialRegister, VerifiedKernel};
 use flashcore_sim::{
-    AccessKind, Argument, ClusterBarrierProblem, Fault, FaultKind, GlobalMemory, Launch, LaunchError, Options,
-    SimError, WaitingWarp, WaitsFor, launch,
+    Argument, ClusterBarrierProblem, FaultKind, GlobalMemory, Launch, LaunchError, MbarrierState, Nearest, Options,
+    SimError, WaitsFor, launch,
 };
 
 /// Addresses of the shared memory of CTAs, as other CTAs of the cluster know them.
 const SECOND: u64 = 2 << 24;
 const FIRST: u64 = 1 << 24;
-
-fn run_grid(
-    kernel: &VerifiedKernel,
-    grid: [u32; 3],
-    arguments: Vec<Argument>,
-    memory: &GlobalMemory,
-    seed: u64,
-) -> Result<flashcore_sim::Report, SimError> {
-    launch(kernel, &Launch { grid, arguments }, memory, &Options { seed, ..Options::default() })
-}
 
 /// An exchange in which each thread of a CTA gives a word to the next CTA of its cluster, and the ways to get it wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -63,7 +56,7 @@ fn exchange_kernel(how: Exchange) -> VerifiedKernel {
         }
         // The second CTA of a cluster is late.
         let is_second = k.compare::<U32>(Compare::Eq, rank, 1u32);
-        k.if_uniform(is_second, crate::support::delay);
+        k.if_uniform(is_second, delay);
         k.section("write", |k| k.store_cluster(remote, &[value]));
         if by_mbarrier {
             let target = k.map_shared(barrier, other);
@@ -86,58 +79,52 @@ fn exchange_kernel(how: Exchange) -> VerifiedKernel {
     })
 }
 
-fn run_exchange(how: Exchange, seed: u64) -> (VerifiedKernel, Result<Vec<u32>, SimError>) {
+/// Runs the exchange of two clusters on a buffer of their words.
+fn exchange(how: Exchange, run: impl FnOnce(&VerifiedKernel, u64, &GlobalMemory)) {
     let mut kernel = exchange_kernel(how);
     if how == Exchange::ByMbarrierOfTheCta {
         let mut narrowed = kernel.into_kernel();
         narrowed.instructions_mut(&mut |instruction| {
-            if let flashcore_ir::Op::MbarrierWait { scope, .. } = &mut instruction.op {
-                *scope = flashcore_ir::FenceScope::Cta;
+            if let Op::MbarrierWait { scope, .. } = &mut instruction.op {
+                *scope = FenceScope::Cta;
             }
         });
-        kernel = crate::support::verified(narrowed);
+        kernel = verified(narrowed);
     }
     let mut memory = GlobalMemory::new();
     let y = memory.allocate_uninitialised("y", (CTAS * 128) as usize);
-    let result = run_grid(&kernel, [CTAS, 1, 1], vec![Argument::U64(y)], &memory, seed);
-    (kernel, result.map(|_| words(&memory.read(y))))
+    run(&kernel, y, &memory);
+}
+
+fn exchange_fails(how: Exchange, expected: &Expected) {
+    exchange(how, |kernel, y, memory| {
+        threads(32).on(memory, [y]).grid([CTAS, 1, 1]).fails(kernel, expected);
+    });
 }
 
 #[test]
 fn words_go_to_the_other_cta() {
     let expected: Vec<u32> = (0..CTAS).flat_map(|cta| (0..32).map(move |lane| (cta ^ 1) * 1000 + lane)).collect();
     for how in [Exchange::Right, Exchange::ByMbarrier, Exchange::WithoutLastBarrier] {
-        for seed in 0..10 {
-            assert_eq!(run_exchange(how, seed).1, Ok(expected.clone()));
-        }
+        exchange(how, |kernel, y, memory| {
+            threads(32).on(memory, [y]).grid([CTAS, 1, 1]).seeds(0..10).passes(kernel);
+            assert_eq!(words(&memory.read(y)), expected);
+        });
     }
 }
 
 /// The first CTA of the first cluster reads what the second, which is late, overwrites.
 #[test]
 fn missing_cluster_barrier() {
-    let (kernel, result) = run_exchange(Exchange::WithoutBarrier, 0);
-    let expected = Fault {
-        kind: FaultKind::UninitialisedMemory { space: Space::Shared },
-        location: location(&kernel, "read", "Load", 0).lane(0).address(SHARED),
-    };
-    assert_eq!(fault(result), expected);
+    let kind = FaultKind::UninitialisedMemory { space: Space::Shared };
+    exchange_fails(Exchange::WithoutBarrier, &faulty(kind, at("read", "Load", 0).lane(0).address(SHARED)));
 }
 
 /// A wait of the CTA's scope acquires nothing of other CTAs.
 #[test]
 fn wait_of_too_small_a_scope() {
-    let (kernel, result) = run_exchange(Exchange::ByMbarrierOfTheCta, 0);
-    let expected = Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: AccessKind::Read,
-            earlier_access: AccessKind::Write,
-            earlier: Box::new(location(&kernel, "write", "Store", 0).lane(0).address(SHARED)),
-        },
-        location: location(&kernel, "read", "Load", 0).cta(1).lane(0).address(SHARED),
-    };
-    assert_eq!(fault(result), expected);
+    let race = race(SHARED, at("write", "Store", 0).lane(0), at("read", "Load", 0).cta([1, 0, 0]).lane(0));
+    exchange_fails(Exchange::ByMbarrierOfTheCta, &race);
 }
 
 #[test]
@@ -146,52 +133,54 @@ fn arriving_twice_and_waiting_first() {
         (Exchange::Twice, "arrive again", "ClusterArrive", ClusterBarrierProblem::ArrivesTwice),
         (Exchange::WaitFirst, "wait", "ClusterWait", ClusterBarrierProblem::WaitsBeforeArriving),
     ] {
-        let (kernel, result) = run_exchange(how, 0);
-        let Fault { kind, location: at } = fault(result);
-        assert_eq!(kind, FaultKind::ClusterBarrier { problem });
-        assert_eq!(at, location(&kernel, section, name, 0).cta(at.cta[0]));
+        exchange(how, |kernel, y, memory| {
+            let launched = Launch { grid: [CTAS, 1, 1], arguments: vec![Argument::U64(y)] };
+            let found = fault(launch(kernel, &launched, memory, &Options::default()));
+            let place = at(section, name, 0).cta([found.location.cta[0], 0, 0]);
+            assert_eq!(found, faulty(FaultKind::ClusterBarrier { problem }, place)(kernel));
+        });
     }
 }
 
 #[test]
 fn a_rank_that_the_cluster_does_not_have() {
-    let (kernel, result) = run_exchange(Exchange::NoSuchRank, 0);
-    let expected = Fault {
-        kind: FaultKind::NoSuchCta { rank: 2, ctas: 2 },
-        location: location(&kernel, "map", "MapShared", 0).cta(1).lane(0),
-    };
-    assert_eq!(fault(result), expected);
+    let place = at("map", "MapShared", 0).cta([1, 0, 0]).lane(0);
+    exchange_fails(Exchange::NoSuchRank, &faulty(FaultKind::NoSuchCta { rank: 2, ctas: 2 }, place));
+}
+
+#[test]
+fn a_grid_of_part_of_a_cluster() {
+    exchange(Exchange::Right, |kernel, y, memory| {
+        let launched = Launch { grid: [3, 1, 1], arguments: vec![Argument::U64(y)] };
+        let expected = LaunchError::NotWholeClusters { grid: [3, 1, 1], cluster: [2, 1, 1] };
+        let error = launch(kernel, &launched, memory, &Options::default());
+        assert_eq!(error, Err(SimError::Launch(expected)));
+    });
 }
 
 /// The first CTA ends; the second reads its shared memory long after.
 #[test]
 fn the_memory_of_a_cta_that_has_ended() {
-    let write = |together: bool| {
-        kernel(32, |k| {
+    let place = at("read", "Load", 0).cta([0, 1, 0]).lane(0).address(FIRST + SHARED);
+    threads(32).grid([1, 2, 1]).check(
+        |k, right| {
             k.set_cluster([1, 2, 1]);
-            k.reserve_shared(128, 128);
-            let (base, lane, rank) = (k.shared_base(), k.lane(), k.cluster_rank());
-            let own = k.mad::<U32>(lane, 4u32, base);
+            let [lane, own] = slots(k, 4);
+            let rank = k.cluster_rank();
             k.store_shared(own, &[lane]);
             k.cluster_sync();
             let reads = k.compare::<U32>(Compare::Eq, rank, 1u32);
             k.if_uniform(reads, |k| {
-                crate::support::delay(k);
+                delay(k);
                 let remote = k.map_shared(own, 0u32);
                 k.section("read", |k| k.load_cluster::<U32>(remote, 1));
             });
-            if together {
+            if right {
                 k.cluster_sync();
             }
-        })
-    };
-    let memory = GlobalMemory::new();
-    let wrong = write(false);
-    let mut at = location(&wrong, "read", "Load", 0).lane(0).address(FIRST + SHARED);
-    at.cta = [0, 1, 0];
-    let expected = Fault { kind: FaultKind::EndedCta { cta: [0, 0, 0] }, location: at };
-    assert_eq!(fault(run_grid(&wrong, [1, 2, 1], Vec::new(), &memory, 0)), expected);
-    assert!(run_grid(&write(true), [1, 2, 1], Vec::new(), &memory, 0).is_ok());
+        },
+        &faulty(FaultKind::EndedCta { cta: [0, 0, 0] }, place),
+    );
 }
 
 /// Stores to another CTA do not pass the banks of this one.
@@ -199,9 +188,7 @@ fn the_memory_of_a_cta_that_has_ended() {
 fn stores_to_another_cta_are_counted_apart() {
     let kernel = kernel(32, |k| {
         k.set_cluster([2, 1, 1]);
-        k.reserve_shared(128, 128);
-        let (base, lane) = (k.shared_base(), k.lane());
-        let own = k.mad::<U32>(lane, 4u32, base);
+        let [lane, own] = slots(k, 4);
         let rank = k.cluster_rank();
         let other = k.xor(rank, 1u32);
         let remote = k.map_shared(own, other);
@@ -210,7 +197,7 @@ fn stores_to_another_cta_are_counted_apart() {
         k.cluster_sync();
         k.load_shared::<U32>(own, 1);
     });
-    let counters = run_grid(&kernel, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0).unwrap().counters;
+    let counters = threads(32).grid([2, 1, 1]).passes(&kernel).counters;
     assert_eq!((counters.cluster_bytes, counters.shared_stores.requests, counters.shared_loads.requests), (256, 0, 2));
 }
 
@@ -219,61 +206,20 @@ fn stores_to_another_cta_are_counted_apart() {
 fn out_of_bounds_in_another_cta() {
     let wrong = kernel(32, |k| {
         k.set_cluster([2, 1, 1]);
-        k.reserve_shared(128, 128);
-        let (base, lane) = (k.shared_base(), k.lane());
-        let own = k.mad::<U32>(lane, 4u32, base);
+        let [lane, own] = slots(k, 4);
         let remote = k.map_shared(own, 1u32);
         k.section("write", |k| k.store_cluster(remote.plus(4), &[lane]));
         k.cluster_sync();
     });
-    let Fault { kind, location: at } = fault(run_grid(&wrong, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0));
-    let FaultKind::OutOfBounds { space: Space::Cluster, bytes: 4, nearest } = kind else { panic!("{kind}") };
-    assert_eq!((nearest.offset, nearest.length), (128, 128));
-    assert_eq!(at, location(&wrong, "write", "Store", 0).cta(at.cta[0]).lane(31).address(SECOND + SHARED + 128));
-}
-
-#[test]
-fn special_registers() {
-    let kernel = kernel(1, |k: &mut Builder| {
-        k.set_cluster([2, 1, 2]);
-        let y = k.parameter::<U64>("y");
-        let [x, z] = [SpecialRegister::CtaX, SpecialRegister::CtaZ].map(|special| k.special(special));
-        let cta = k.mad::<U32>(z, 4u32, x);
-        let y = k.mad_wide(cta, 32u32, y);
-        let registers = [
-            SpecialRegister::ClusterCtaX,
-            SpecialRegister::ClusterCtaY,
-            SpecialRegister::ClusterCtaZ,
-            SpecialRegister::ClusterX,
-            SpecialRegister::ClusterY,
-            SpecialRegister::ClusterZ,
-            SpecialRegister::ClusterRank,
-            SpecialRegister::ClusterSize,
-        ];
-        for (index, special) in registers.into_iter().enumerate() {
-            let value = k.special(special);
-            k.store_one(flashcore_ir::GlobalAddress::from(y).plus(4 * index as i32), value);
-        }
-    });
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", 8 * 32);
-    assert!(run_grid(&kernel, [4, 1, 2], vec![Argument::U64(y)], &memory, 0).is_ok());
-    let expected: Vec<u32> = [0, 1]
-        .into_iter()
-        .flat_map(|z| [0u32, 1, 2, 3].map(|x| [x % 2, 0, z, 2, 1, 2, x % 2 + 2 * z, 4]))
-        .flatten()
-        .collect();
-    assert_eq!(words(&memory.read(y)), expected);
-}
-
-#[test]
-fn a_grid_of_part_of_a_cluster() {
-    let kernel = exchange_kernel(Exchange::Right);
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", 128);
-    let error = run_grid(&kernel, [3, 1, 1], vec![Argument::U64(y)], &memory, 0);
-    let expected = LaunchError::NotWholeClusters { grid: [3, 1, 1], cluster: [2, 1, 1] };
-    assert_eq!(error, Err(SimError::Launch(expected)));
+    let launched = Launch { grid: [2, 1, 1], arguments: Vec::new() };
+    let found = fault(launch(&wrong, &launched, &GlobalMemory::new(), &Options::default()));
+    let FaultKind::OutOfBounds { space: Space::Cluster, bytes: 4, nearest: Nearest { offset: 128, length: 128, .. } } =
+        found.kind
+    else {
+        panic!("{found}")
+    };
+    let place = at("write", "Store", 0).cta([found.location.cta[0], 0, 0]).lane(31).address(SECOND + SHARED + 128);
+    assert_eq!(found.location, place.of(&wrong));
 }
 
 /// One warp of each CTA waits for all; one has ended without arriving, which counts as arrived.
@@ -281,11 +227,10 @@ fn a_grid_of_part_of_a_cluster() {
 fn an_ended_warp_counts_as_arrived() {
     let kernel = kernel(64, |k| {
         k.set_cluster([2, 1, 1]);
-        let warp = k.warp();
-        let waits = k.compare::<U32>(Compare::Eq, warp, 1u32);
+        let waits = is_warp(k, 1);
         k.if_uniform(waits, |k| k.cluster_sync());
     });
-    assert!(run_grid(&kernel, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0).is_ok());
+    threads(64).grid([2, 1, 1]).passes(&kernel);
 }
 
 #[test]
@@ -293,8 +238,7 @@ fn deadlock_at_the_barrier_of_the_cluster() {
     let wrong = kernel(32, |k| {
         k.set_cluster([2, 1, 1]);
         k.reserve_mbarrier();
-        let (base, lane, rank) = (k.shared_base(), k.lane(), k.cluster_rank());
-        let first = k.compare::<U32>(Compare::Eq, lane, 0u32);
+        let (base, first, rank) = (k.shared_base(), is_lane(k, 0), k.cluster_rank());
         k.when(first, |k| k.mbarrier_init(base, 1u32));
         k.warp_sync();
         let is_first = k.compare::<U32>(Compare::Eq, rank, 0u32);
@@ -302,15 +246,10 @@ fn deadlock_at_the_barrier_of_the_cluster() {
         k.cluster_arrive();
         k.section("wait", |k| k.cluster_wait());
     });
-    let state = flashcore_sim::MbarrierState { address: SHARED as u32, phase: 0, pending: 1, count: 1, bytes: 0 };
-    let at = location(&wrong, "phase", "MbarrierWait", 0).address(SHARED);
-    let waiting = vec![
-        WaitingWarp { waits_for: WaitsFor::Mbarrier(state), location: at.clone() },
-        WaitingWarp {
-            waits_for: WaitsFor::Cluster { arrived: 1, expected: 2 },
-            location: location(&wrong, "wait", "ClusterWait", 0).cta(1),
-        },
+    let state = MbarrierState { address: SHARED as u32, phase: 0, pending: 1, count: 1, bytes: 0 };
+    let waiting = [
+        (WaitsFor::Mbarrier(state), at("phase", "MbarrierWait", 0).address(SHARED)),
+        (WaitsFor::Cluster { arrived: 1, expected: 2 }, at("wait", "ClusterWait", 0).cta([1, 0, 0])),
     ];
-    let result = run_grid(&wrong, [2, 1, 1], Vec::new(), &GlobalMemory::new(), 0);
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location: at });
+    threads(32).grid([2, 1, 1]).fails(&wrong, &deadlock(waiting));
 }

@@ -1,6 +1,6 @@
 //! Launches that overlap (PDL): which accesses race with those of launches that may still run.
 
-use crate::support::{fault, kernel, location};
+use crate::support::{at, fault, kernel};
 use flashcore_ir::types::{U32, U64};
 use flashcore_ir::{Builder, Compare, GlobalAddress, ReduceOp, VerifiedKernel};
 use flashcore_sim::{AccessKind, Argument, Fault, FaultKind, GlobalMemory, Launch, Options, SimError, Stream};
@@ -190,6 +190,6 @@ fn the_wait_of_another_thread() {
         let fault = fault(verdict(&wrong, seed));
         let expected = FaultKind::LaunchRace { access: AccessKind::Read, earlier: None, waited: false };
         assert_eq!(fault.kind, expected, "seed {seed}");
-        assert_eq!(fault.location.line, location(&wrong, "read", "Load", 1).line);
+        assert_eq!(fault.location.line, at("read", "Load", 1).of(&wrong).line);
     }
 }

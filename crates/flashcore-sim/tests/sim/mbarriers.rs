@@ -1,21 +1,18 @@
 //! `mbarrier`s: phases, arrivals, `expect_tx`, and what goes wrong with them.
 
-use crate::support::{At, SHARED, fault, kernel, location, one_after_the_other, run, run_seeded, words};
-use flashcore_ir::types::{Pred, U32, U64};
-use flashcore_ir::{Builder, Compare, Reg, Space, VerifiedKernel};
-use flashcore_sim::{
-    AccessKind, Argument, Fault, FaultKind, GlobalMemory, Location, MbarrierProblem, MbarrierState, SimError,
-    WaitingWarp, WaitsFor,
+use crate::support::{
+    Expected, SHARED, at, deadlock, delay, faulty, first_thread, handover, is_lane, is_warp, kernel,
+    one_after_the_other, race, threads, words,
 };
+use flashcore_ir::types::{Pred, U32, U64};
+use flashcore_ir::{Builder, Compare, Reg, VerifiedKernel};
+use flashcore_sim::{FaultKind, GlobalMemory, MbarrierProblem, MbarrierState, WaitsFor};
 
-/// The barrier of most kernels here lies at the start of shared memory.
-const AT: u32 = SHARED as u32;
-
-fn state(phase: u32, pending: u32, count: u32, bytes: i64) -> MbarrierState {
-    MbarrierState { address: AT, phase, pending, count, bytes }
+fn state(address: u64, phase: u32, [pending, count]: [u32; 2], bytes: i64) -> MbarrierState {
+    MbarrierState { address: address as u32, phase, pending, count, bytes }
 }
 
-/// Initialises a barrier of `count` arrivals in the first thread and synchronises the CTA.
+/// Initialises a barrier of `count` arrivals at the start of shared memory and synchronises the CTA.
 fn with_barrier(k: &mut Builder, count: u32) -> Reg<U32> {
     k.reserve_mbarrier();
     let base = k.shared_base();
@@ -23,11 +20,6 @@ fn with_barrier(k: &mut Builder, count: u32) -> Reg<U32> {
     k.section("init", |k| k.when(first, |k| k.mbarrier_init(base, count)));
     k.cta_sync();
     base
-}
-
-fn first_thread(k: &mut Builder) -> Reg<Pred> {
-    let thread = k.special(flashcore_ir::SpecialRegister::ThreadX);
-    k.compare::<U32>(Compare::Eq, thread, 0u32)
 }
 
 /// A pipeline of one stage that passes numbers from warp 0 to warp 1, and the ways to get it wrong.
@@ -63,8 +55,7 @@ fn ring_kernel(how: Ring) -> VerifiedKernel {
         let own = k.mad::<U32>(lane, 4u32, slots);
         let mirror = k.xor(lane, 31u32);
         let other = k.mad::<U32>(mirror, 4u32, slots);
-        let (warp, leader) = (k.warp(), k.compare::<U32>(Compare::Eq, lane, 0u32));
-        let produces = k.compare::<U32>(Compare::Eq, warp, 0u32);
+        let (leader, produces) = (is_lane(k, 0), is_warp(k, 0));
         k.if_else_uniform(
             produces,
             |k| {
@@ -87,7 +78,7 @@ fn ring_kernel(how: Ring) -> VerifiedKernel {
                 });
             },
             |k| {
-                crate::support::delay(k);
+                delay(k);
                 k.for_uniform(0u32, ROUNDS, 1u32, |k, round| {
                     let parity = k.and(round, 1u32);
                     let parity = if how == Ring::WrongParity { k.xor(parity, 1u32) } else { parity };
@@ -118,95 +109,79 @@ fn ring_kernel(how: Ring) -> VerifiedKernel {
     })
 }
 
-fn run_ring(how: Ring, seed: u64) -> (VerifiedKernel, Result<Vec<u32>, SimError>) {
+/// Runs a ring under 20 seeds and checks what it has passed on. Returns the number of waits.
+fn ring_passes(how: Ring) -> u64 {
+    let expected: Vec<u32> = (0..ROUNDS).flat_map(|round| (0..32).map(move |lane| 100 * round + (31 - lane))).collect();
     let kernel = ring_kernel(how);
-    let mut memory = GlobalMemory::new();
-    let y = memory.allocate_uninitialised("y", (ROUNDS * 128) as usize);
-    let result = run_seeded(&kernel, &[Argument::U64(y)], &memory, seed).map(|_| words(&memory.read(y)));
-    (kernel, result)
+    let waits = (0..20).map(|seed| {
+        let mut memory = GlobalMemory::new();
+        let y = memory.allocate_uninitialised("y", (ROUNDS * 128) as usize);
+        let report = threads(64).on(&memory, [y]).seeds(seed..seed + 1).passes(&kernel);
+        assert_eq!(words(&memory.read(y)), expected);
+        report.counters.mbarrier_waits
+    });
+    waits.max().unwrap_or(0)
 }
 
+/// Waits are counted once, however often a warp looks.
 #[test]
 fn a_ring_passes_values() {
-    let expected: Vec<u32> = (0..ROUNDS).flat_map(|round| (0..32).map(move |lane| 100 * round + (31 - lane))).collect();
-    for how in [Ring::Right, Ring::ElectedArrival, Ring::ByTesting] {
-        for seed in 0..20 {
-            assert_eq!(run_ring(how, seed).1, Ok(expected.clone()));
-        }
-    }
+    assert_eq!(ring_passes(Ring::Right), u64::from(2 * ROUNDS));
+    ring_passes(Ring::ElectedArrival);
+    ring_passes(Ring::ByTesting);
 }
 
-fn race(kernel: &VerifiedKernel, [earlier, later]: [(&str, &str, u32, u32); 2], address: u64) -> Fault {
-    let kind = |name: &str| if name == "Store" { AccessKind::Write } else { AccessKind::Read };
-    let at = |(section, name, warp, lane): (&str, &str, u32, u32)| {
-        location(kernel, section, name, warp).lane(lane).address(address)
-    };
-    Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: kind(later.1),
-            earlier_access: kind(earlier.1),
-            earlier: Box::new(at(earlier)),
-        },
-        location: at(later),
-    }
+fn ring_fails(how: Ring, expected: &Expected) {
+    let mut memory = GlobalMemory::new();
+    let y = memory.allocate_uninitialised("y", (ROUNDS * 128) as usize);
+    threads(64).on(&memory, [y]).fails(&ring_kernel(how), expected);
 }
 
-/// Without waiting for the barrier that says the slot is full, nothing orders the read after the write.
+/// The read of the first lane, whose slot the last one wrote.
+fn race_for_a_slot() -> Expected {
+    race(SHARED + 4 * 31, at("write", "Store", 0).lane(31), at("read", "Load", 1).lane(0))
+}
+
+/// Without waiting for the barrier that says the slot is full, nothing orders the read after the write. Nor does an arrival
+/// of the first lane release the writes of the others, unless the warp synchronises.
 #[test]
-fn a_ring_without_a_wait_for_full() {
-    let (kernel, result) = run_ring(Ring::WithoutFull, 0);
-    let slot = SHARED + 4 * 31;
-    assert_eq!(fault(result), race(&kernel, [("write", "Store", 0, 31), ("read", "Load", 1, 0)], slot));
+fn a_ring_without_order() {
+    ring_fails(Ring::WithoutFull, &race_for_a_slot());
+    ring_fails(Ring::ElectedArrivalWithoutWarpSync, &race_for_a_slot());
 }
 
 /// The barriers of a pipeline: after its stages.
 const FULL: u64 = SHARED + 128;
 const EMPTY: u64 = FULL + 8;
 
-fn waiting(kernel: &VerifiedKernel, section: &str, warp: u32, address: u64, phase: u32) -> WaitingWarp {
-    let state = MbarrierState { address: address as u32, phase, pending: 32, count: 32, bytes: 0 };
-    let location = location(kernel, section, "MbarrierWait", warp).address(address);
-    WaitingWarp { waits_for: WaitsFor::Mbarrier(state), location }
+/// A wait for a phase at which none of 32 has arrived.
+fn waiting(section: &'static str, warp: u32, address: u64, phase: u32) -> (WaitsFor, crate::support::Place) {
+    let place = at(section, "MbarrierWait", warp).address(address);
+    (WaitsFor::Mbarrier(state(address, phase, [32, 32], 0)), place)
 }
 
 /// When the late consumer waits for the phase of parity 1, it is the first that is complete.
 #[test]
 fn a_ring_with_the_wrong_parity() {
-    let (kernel, result) = run_ring(Ring::WrongParity, 0);
-    let waiting = vec![waiting(&kernel, "empty", 0, EMPTY, 0), waiting(&kernel, "full", 1, FULL, 1)];
-    let location = waiting[0].location.clone();
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location });
+    ring_fails(Ring::WrongParity, &deadlock([waiting("empty", 0, EMPTY, 0), waiting("full", 1, FULL, 1)]));
 }
 
 /// The producer runs away: after an even number of rounds the late consumer takes the ring for empty.
 #[test]
 fn a_ring_without_a_wait_for_empty() {
-    let (kernel, result) = run_ring(Ring::WithoutEmpty, 0);
-    let waiting = vec![waiting(&kernel, "full", 1, FULL, ROUNDS)];
-    let location = waiting[0].location.clone();
-    assert_eq!(fault(result), Fault { kind: FaultKind::Deadlock { waiting }, location });
-}
-
-/// An arrival of the first lane does not release the writes of the others, unless the warp synchronises.
-#[test]
-fn an_elected_arrival_without_warp_sync() {
-    let (kernel, result) = run_ring(Ring::ElectedArrivalWithoutWarpSync, 0);
-    let slot = SHARED + 4 * 31;
-    assert_eq!(fault(result), race(&kernel, [("write", "Store", 0, 31), ("read", "Load", 1, 0)], slot));
+    ring_fails(Ring::WithoutEmpty, &deadlock([waiting("full", 1, FULL, ROUNDS)]));
 }
 
 /// The wait of one lane holds for the others only after a `warp_sync`.
 #[test]
 fn a_wait_of_one_lane_is_its_own() {
-    let write = |synchronised: bool| {
-        kernel(64, |k| {
+    threads(64).check(
+        |k, right| {
             let barrier = with_barrier(k, 32);
             let data = k.reserve_shared(128, 128);
-            let lane = k.lane();
+            let (lane, leader) = (k.lane(), is_lane(k, 0));
             let own = k.mad::<U32>(lane, 4u32, barrier);
             let own = k.add(own, data);
-            let leader = k.compare::<U32>(Compare::Eq, lane, 0u32);
             one_after_the_other(
                 k,
                 |k| {
@@ -215,54 +190,42 @@ fn a_wait_of_one_lane_is_its_own() {
                 },
                 |k| {
                     k.when(leader, |k| k.mbarrier_wait(barrier, 0u32));
-                    if synchronised {
+                    if right {
                         k.warp_sync();
                     }
                     k.section("read", |k| k.load_shared::<U32>(own, 1));
                 },
             );
-        })
-    };
-    let wrong = write(false);
-    let slot = SHARED + 128 + 4;
-    let expected = race(&wrong, [("write", "Store", 0, 1), ("read", "Load", 1, 1)], slot);
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
-    assert!(run(&write(true), &[], &GlobalMemory::new()).is_ok());
+        },
+        &race(SHARED + 128 + 4, at("write", "Store", 0).lane(1), at("read", "Load", 1).lane(1)),
+    );
 }
 
-/// A mistake in the use of one barrier, by a CTA of one warp.
+/// A mistake in the use of the barrier at the start of shared memory, in section "wrong" of a CTA of one warp.
 fn check(
     write: impl Fn(&mut Builder, bool),
-    name: &str,
-    lane: u32,
+    (name, lane): (&'static str, u32),
     problem: MbarrierProblem,
-    state: Option<MbarrierState>,
+    before: Option<(u32, [u32; 2], i64)>,
 ) {
-    let written = |wrong: bool| kernel(32, |k| write(k, wrong));
-    let wrong = written(true);
-    let expected = Fault {
-        kind: FaultKind::Mbarrier { problem, state },
-        location: location(&wrong, "wrong", name, 0).lane(lane).address(SHARED),
-    };
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
-    let right = run(&written(false), &[], &GlobalMemory::new());
-    assert!(right.is_ok(), "{right:?}");
+    let state = before.map(|(phase, arrivals, bytes)| state(SHARED, phase, arrivals, bytes));
+    let place = at("wrong", name, 0).lane(lane).address(SHARED);
+    threads(32).check(write, &faulty(FaultKind::Mbarrier { problem, state }, place));
 }
 
 #[test]
 fn use_before_init() {
     check(
-        |k, wrong| {
-            let barrier = if wrong {
+        |k, right| {
+            let barrier = if right {
+                with_barrier(k, 32)
+            } else {
                 k.reserve_mbarrier();
                 k.shared_base()
-            } else {
-                with_barrier(k, 32)
             };
             k.section("wrong", |k| k.mbarrier_arrive(barrier, 1u32));
         },
-        "MbarrierArrive",
-        0,
+        ("MbarrierArrive", 0),
         MbarrierProblem::NotInitialised,
         None,
     );
@@ -271,43 +234,31 @@ fn use_before_init() {
 /// Initialised by another thread that nothing orders before.
 #[test]
 fn use_not_ordered_after_init() {
-    let write = |synchronised: bool| {
-        kernel(32, |k| {
+    threads(32).check(
+        |k, right| {
             k.reserve_mbarrier();
             let base = k.shared_base();
             let first = first_thread(k);
             k.section("init", |k| k.when(first, |k| k.mbarrier_init(base, 32u32)));
-            if synchronised {
+            if right {
                 k.warp_sync();
             }
             k.section("arrive", |k| k.mbarrier_arrive(base, 1u32));
-        })
-    };
-    let wrong = write(false);
-    let expected = Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: AccessKind::Atomic,
-            earlier_access: AccessKind::Write,
-            earlier: Box::new(location(&wrong, "init", "MbarrierInit", 0).lane(0).address(SHARED)),
         },
-        location: location(&wrong, "arrive", "MbarrierArrive", 0).lane(1).address(SHARED),
-    };
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
-    assert!(run(&write(true), &[], &GlobalMemory::new()).is_ok());
+        &race(SHARED, at("init", "MbarrierInit", 0).lane(0), at("arrive", "MbarrierArrive", 0).lane(1)),
+    );
 }
 
 #[test]
 fn more_arrivals_than_the_count() {
     check(
-        |k, wrong| {
+        |k, right| {
             let barrier = with_barrier(k, 64);
-            k.section("wrong", |k| k.mbarrier_arrive(barrier, if wrong { 3u32 } else { 2u32 }));
+            k.section("wrong", |k| k.mbarrier_arrive(barrier, if right { 2u32 } else { 3 }));
         },
-        "MbarrierArrive",
-        21,
+        ("MbarrierArrive", 21),
         MbarrierProblem::OverCount { arrivals: 3 },
-        Some(state(0, 1, 64, 0)),
+        Some((0, [1, 64], 0)),
     );
 }
 
@@ -315,74 +266,70 @@ fn more_arrivals_than_the_count() {
 fn more_bytes_than_it_counts() {
     let most = (1u32 << 20) - 1;
     check(
-        |k, wrong| {
+        |k, right| {
             let barrier = with_barrier(k, 1);
             let first = first_thread(k);
             k.when(first, |k| {
                 k.mbarrier_expect(barrier, most - 16);
-                k.section("wrong", |k| k.mbarrier_expect(barrier, if wrong { 17u32 } else { 16u32 }));
+                k.section("wrong", |k| k.mbarrier_expect(barrier, if right { 16u32 } else { 17 }));
             });
         },
-        "MbarrierExpect",
-        0,
+        ("MbarrierExpect", 0),
         MbarrierProblem::Bytes { bytes: i64::from(most) + 1 },
-        Some(state(0, 1, 1, i64::from(most) - 16)),
+        Some((0, [1, 1], i64::from(most) - 16)),
     );
 }
 
 #[test]
 fn initialised_twice() {
     check(
-        |k, wrong| {
+        |k, right| {
             let barrier = with_barrier(k, 32);
             k.mbarrier_arrive(barrier, 1u32);
             k.warp_sync();
             let first = first_thread(k);
             k.when(first, |k| {
-                if !wrong {
+                if right {
                     k.mbarrier_invalidate(barrier);
                 }
                 k.section("wrong", |k| k.mbarrier_init(barrier, 1u32));
                 k.mbarrier_arrive(barrier, 1u32);
             });
         },
-        "MbarrierInit",
-        0,
+        ("MbarrierInit", 0),
         MbarrierProblem::Reinitialised,
-        Some(state(1, 32, 32, 0)),
+        Some((1, [32, 32], 0)),
     );
 }
 
 #[test]
 fn ordinary_write_to_a_barrier() {
     check(
-        |k, wrong| {
+        |k, right| {
             let barrier = with_barrier(k, 32);
             let first = first_thread(k);
             k.when(first, |k| {
-                if !wrong {
+                if right {
                     k.mbarrier_invalidate(barrier);
                 }
                 k.section("wrong", |k| k.store_shared(barrier, &[barrier]));
             });
         },
-        "Store",
-        0,
+        ("Store", 0),
         MbarrierProblem::Touched,
-        Some(state(0, 32, 32, 0)),
+        Some((0, [32, 32], 0)),
     );
 }
 
 #[test]
 fn a_parity_that_is_no_bit() {
     check(
-        |k, wrong| {
+        |k, right| {
             let barrier = with_barrier(k, 1);
-            let parity = k.copy(if wrong { 3u32 } else { 1u32 });
+            let parity = k.copy(if right { 1u32 } else { 3 });
             k.section("wrong", |k| k.mbarrier_wait(barrier, parity));
         },
-        "MbarrierWait",
-        0,
+        ("MbarrierWait", 0),
         MbarrierProblem::Parity { parity: 3 },
         None,
     );
@@ -391,31 +338,24 @@ fn a_parity_that_is_no_bit() {
 /// The report of a phase that cannot complete names the barrier and its counts.
 #[test]
 fn deadlock_at_a_barrier() {
-    let write = |arrivals: u32| {
-        kernel(64, |k| {
-            let barrier = with_barrier(k, 64);
-            k.section("arrive", |k| k.mbarrier_arrive(barrier, 1u32));
-            let warp = k.warp();
-            let again = k.compare::<U32>(Compare::Eq, warp, 1u32);
-            k.if_uniform(again, |k| {
-                k.section("first", |k| k.mbarrier_wait(barrier, 0u32));
-                k.mbarrier_arrive(barrier, arrivals);
-                k.section("second", |k| k.mbarrier_wait(barrier, 1u32));
-            });
-        })
+    let write = |k: &mut Builder, right: bool| {
+        let barrier = with_barrier(k, 64);
+        k.section("arrive", |k| k.mbarrier_arrive(barrier, 1u32));
+        let again = is_warp(k, 1);
+        k.if_uniform(again, |k| {
+            k.section("first", |k| k.mbarrier_wait(barrier, 0u32));
+            k.mbarrier_arrive(barrier, if right { 2u32 } else { 1 });
+            k.section("second", |k| k.mbarrier_wait(barrier, 1u32));
+        });
     };
-    let wrong = write(1);
-    let at = location(&wrong, "second", "MbarrierWait", 1).address(SHARED);
-    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(1, 32, 64, 0)), location: at.clone() }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
-    let actual = fault(run(&wrong, &[], &GlobalMemory::new()));
-    assert_eq!(actual, expected);
+    let waits_for = WaitsFor::Mbarrier(state(SHARED, 1, [32, 64], 0));
+    let expected = deadlock([(waits_for, at("second", "MbarrierWait", 1).address(SHARED))]);
+    threads(64).check(write, &expected);
     assert_eq!(
-        actual.kind.to_string(),
+        expected(&kernel(64, |k| write(k, false))).kind.to_string(),
         "deadlock, no warp can proceed: warp 1 at mbarrier 0x400 (phase 1, 32 of 64 arrived, 0 bytes in flight); some warp \
          has exited or waits elsewhere"
     );
-    assert!(run(&write(2), &[], &GlobalMemory::new()).is_ok());
 }
 
 /// A phase does not complete before the bytes of its `expect_tx` have come.
@@ -427,63 +367,23 @@ fn deadlock_without_the_expected_bytes() {
         k.when(first, |k| k.mbarrier_arrive_expect(barrier, 64u32));
         k.section("wait", |k| k.mbarrier_wait(barrier, 0u32));
     });
-    let at = location(&wrong, "wait", "MbarrierWait", 0).address(SHARED);
-    let waiting = vec![WaitingWarp { waits_for: WaitsFor::Mbarrier(state(0, 0, 1, 64)), location: at.clone() }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
+    let waits_for = WaitsFor::Mbarrier(state(SHARED, 0, [0, 1], 64));
+    threads(32).fails(&wrong, &deadlock([(waits_for, at("wait", "MbarrierWait", 0).address(SHARED))]));
 }
 
 #[test]
 fn invalidated_while_others_use_it() {
-    let write = |synchronised: bool| {
-        kernel(64, |k| {
+    threads(64).check(
+        |k, right| {
             let barrier = with_barrier(k, 32);
-            let first = first_thread(k);
-            one_after_the_other(
+            let leader = is_lane(k, 0);
+            handover(
                 k,
-                |k| {
-                    k.section("arrive", |k| k.mbarrier_arrive(barrier, 1u32));
-                    if synchronised {
-                        k.cta_sync();
-                    }
-                },
-                |k| {
-                    if synchronised {
-                        k.cta_sync();
-                    }
-                    let leader = k.lane();
-                    let leader = k.compare::<U32>(Compare::Eq, leader, 0u32);
-                    k.section("end", |k| k.when(leader, |k| k.mbarrier_invalidate(barrier)));
-                },
+                right,
+                |k| k.section("arrive", |k| k.mbarrier_arrive(barrier, 1u32)),
+                |k| k.section("end", |k| k.when(leader, |k| k.mbarrier_invalidate(barrier))),
             );
-            let _ = first;
-        })
-    };
-    let wrong = write(false);
-    let expected = Fault {
-        kind: FaultKind::Race {
-            space: Space::Shared,
-            access: AccessKind::Atomic,
-            earlier_access: AccessKind::Atomic,
-            earlier: Box::new(Location {
-                lane: None,
-                ..location(&wrong, "arrive", "MbarrierArrive", 0).address(SHARED)
-            }),
         },
-        location: location(&wrong, "end", "MbarrierInvalidate", 1).lane(0).address(SHARED),
-    };
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
-    assert!(run(&write(true), &[], &GlobalMemory::new()).is_ok());
-}
-
-/// Waits are counted once, however often a warp looks.
-#[test]
-fn waits_are_counted() {
-    let kernel = ring_kernel(Ring::Right);
-    for seed in 0..4 {
-        let mut memory = GlobalMemory::new();
-        let y = memory.allocate_uninitialised("y", (ROUNDS * 128) as usize);
-        let report = run_seeded(&kernel, &[Argument::U64(y)], &memory, seed);
-        assert_eq!(report.map(|report| report.counters.mbarrier_waits), Ok(u64::from(2 * ROUNDS)));
-    }
+        &race(SHARED, at("arrive", "MbarrierArrive", 0), at("end", "MbarrierInvalidate", 1).lane(0)),
+    );
 }

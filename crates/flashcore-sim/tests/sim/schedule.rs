@@ -1,11 +1,13 @@
 //! Schedules of warps: results that no seed changes, and barriers between producers and consumers.
 
-use crate::support::{fault, kernel, location, run, run_seeded, words};
-use flashcore_ir::types::{U32, U64};
-use flashcore_ir::{Builder, Compare, GlobalAddress, Reg, SharedAddress, SpecialRegister, VerifiedKernel};
-use flashcore_sim::{
-    Argument, BarrierProblem, Fault, FaultKind, GlobalMemory, Launch, Options, WaitingWarp, WaitsFor, launch,
+use crate::support::{
+    at, deadlock, fault, faulty, is_warp, kernel, one_after_the_other, run_seeded, threads, verified, words,
 };
+use flashcore_ir::types::{U32, U64};
+use flashcore_ir::{
+    Builder, GlobalAddress, Op, Operand, Reg, SharedAddress, SpecialRegister, Statement, VerifiedKernel,
+};
+use flashcore_sim::{Argument, BarrierProblem, FaultKind, GlobalMemory, Launch, Options, WaitsFor, launch};
 
 const TILES: u32 = 6;
 const FULL: u32 = 1;
@@ -20,7 +22,7 @@ fn ring(consumers: u32) -> VerifiedKernel {
         k.reserve_shared(2 * 128, 16);
         let (lane, warp, base) = (k.lane(), k.warp(), k.shared_base());
         let own = k.mad::<U32>(lane, 4u32, base);
-        let producer = k.compare::<U32>(Compare::Eq, warp, 0u32);
+        let producer = is_warp(k, 0);
         k.if_else_uniform(
             producer,
             |k| {
@@ -88,11 +90,11 @@ fn every_seed_faults_in_a_ring_without_empty_barriers() {
         let mut kernel = k.clone().into_kernel();
         kernel.blocks_mut(&mut |block| {
             block.statements.retain(|statement| match statement {
-                flashcore_ir::Statement::Instruction(instruction) => !is_empty_barrier(&instruction.op),
-                flashcore_ir::Statement::If(_) | flashcore_ir::Statement::Loop(_) => true,
+                Statement::Instruction(instruction) => !is_empty_barrier(&instruction.op),
+                Statement::If(_) | Statement::Loop(_) => true,
             });
         });
-        crate::support::verified(kernel)
+        verified(kernel)
     };
     let kernel = broken(&ring(3));
     for seed in 0..50 {
@@ -108,10 +110,10 @@ fn every_seed_faults_in_a_ring_without_empty_barriers() {
     }
 }
 
-fn is_empty_barrier(op: &flashcore_ir::Op) -> bool {
+fn is_empty_barrier(op: &Op) -> bool {
     let mut barrier = None;
     op.slots(&mut |slot| {
-        if let ("barrier", flashcore_ir::Operand::Constant(index)) = (slot.name, slot.operand) {
+        if let ("barrier", Operand::Constant(index)) = (slot.name, slot.operand) {
             barrier = Some(index);
         }
     });
@@ -121,26 +123,16 @@ fn is_empty_barrier(op: &flashcore_ir::Op) -> bool {
 /// A consumer too many: the barrier waits for a warp that the kernel does not have at it.
 #[test]
 fn a_missing_participant_is_a_deadlock() {
-    let write = |threads: u32| {
-        kernel(96, |k| {
-            let warp = k.warp();
-            let producer = k.compare::<U32>(Compare::Eq, warp, 0u32);
-            let consumer = k.compare::<U32>(Compare::Eq, warp, 1u32);
+    let waits_for = WaitsFor::Barrier { barrier: FULL, arrived: 64, expected: 96 };
+    threads(96).seeds(0..10).check(
+        |k, right| {
+            let threads = if right { 64u32 } else { 96 };
+            let [producer, consumer] = [0, 1].map(|warp| is_warp(k, warp));
             k.if_uniform(producer, |k| k.barrier_arrive(FULL, threads));
             k.if_uniform(consumer, |k| k.section("consume", |k| k.barrier_sync(FULL, threads)));
-        })
-    };
-    let wrong = write(96);
-    let at = location(&wrong, "consume", "BarrierSync", 1);
-    let waiting = vec![WaitingWarp {
-        waits_for: WaitsFor::Barrier { barrier: FULL, arrived: 64, expected: 96 },
-        location: at.clone(),
-    }];
-    let expected = Fault { kind: FaultKind::Deadlock { waiting }, location: at };
-    for seed in 0..10 {
-        assert_eq!(fault(run_seeded(&wrong, &[], &GlobalMemory::new(), seed)), expected);
-    }
-    assert_eq!(run(&write(64), &[], &GlobalMemory::new()).map(|_| ()), Ok(()));
+        },
+        &deadlock([(waits_for, at("consume", "BarrierSync", 1))]),
+    );
 }
 
 /// A barrier can be used again at once: its participants cannot overtake each other.
@@ -176,35 +168,29 @@ fn barriers_are_used_again() {
 
 #[test]
 fn a_warp_arrives_twice() {
-    let write = |wait: bool| {
-        kernel(64, |k| {
-            crate::support::one_after_the_other(
+    let problem = BarrierProblem::ArrivesTwice;
+    threads(64).check(
+        |k, right| {
+            one_after_the_other(
                 k,
                 |k| {
                     k.barrier_arrive(FULL, 64u32);
-                    if wait {
+                    if right {
                         k.barrier_sync(EMPTY, 64u32);
                     }
                     k.section("again", |k| k.barrier_arrive(FULL, 64u32));
                 },
                 |k| {
                     k.barrier_sync(FULL, 64u32);
-                    if wait {
+                    if right {
                         k.barrier_arrive(EMPTY, 64u32);
                     }
                     k.barrier_sync(FULL, 64u32);
                 },
             );
-        })
-    };
-    let wrong = write(false);
-    let problem = BarrierProblem::ArrivesTwice;
-    let expected = Fault {
-        kind: FaultKind::BarrierCount { barrier: FULL, threads: 64, problem },
-        location: location(&wrong, "again", "BarrierArrive", 0),
-    };
-    assert_eq!(fault(run(&wrong, &[], &GlobalMemory::new())), expected);
-    assert_eq!(run(&write(true), &[], &GlobalMemory::new()).map(|_| ()), Ok(()));
+        },
+        &faulty(FaultKind::BarrierCount { barrier: FULL, threads: 64, problem }, at("again", "BarrierArrive", 0)),
+    );
 }
 
 /// Turns of one step are the finest interleaving.
