@@ -11,6 +11,7 @@ pub mod builder;
 mod columns;
 mod display;
 mod fingerprint;
+pub mod forms;
 pub mod kernel;
 mod modifier;
 pub mod operand;

@@ -24,6 +24,12 @@ macro_rules! modifier {
                 formatter.write_str(self.name())
             }
         }
+
+        impl crate::forms::Modifier for $name {
+            fn values(_: &str, _: &str) -> &'static [Self] {
+                Self::ALL
+            }
+        }
     };
 }
 

@@ -7,6 +7,7 @@
 //! `docs/add-an-operation.md` lists those places.
 
 pub use crate::columns::{Class, Effect, Entry, LengthMismatch, Role, Slot};
+use crate::forms::{ANY, Choices, Modifier};
 use crate::operand::{
     Accumulation, Address, Compare, CopyCache, FenceScope, Fp8, L2Prefetch, LoadCache, Major, MatrixSource, MmaShape,
     Operand, ReduceOp, RegisterChange, RegisterId, Rounding, ShuffleMode, Space, SpecialRegister, StoreCache, VoteMode,

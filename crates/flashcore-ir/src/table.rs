@@ -152,6 +152,36 @@ macro_rules! operations {
                 }
             }
 
+            /// Visits every operand that may be a constant.
+            pub fn operands_mut(&mut self, visit: &mut impl FnMut(&'static str, &mut Operand)) {
+                match self {
+                    $(Self::$name { $($($in,)*)? .. } => {
+                        $($(visit(stringify!($in), $in);)*)?
+                    })*
+                }
+            }
+
+            /// Visits every combination of modifiers, with a register or a constant for each operand that may be either.
+            pub(crate) fn forms(visit: &mut impl FnMut(Self)) {
+                $({
+                    let mut choices = Choices::default();
+                    loop {
+                        $($(let $attribute = choices.pick(<$attribute_type as Modifier>::values(stringify!($name), stringify!($attribute)));)*)?
+                        visit(Self::$name {
+                            $($($attribute,)*)?
+                            $($($out: ANY,)*)?
+                            $($($outs: vec![ANY; ($outs_count) as usize],)*)?
+                            $($($in: choices.operand(stringify!($in)),)*)?
+                            $($($ins: vec![ANY; ($ins_count) as usize],)*)?
+                            $($($at: Address { base: ANY, offset: -16 },)*)?
+                        });
+                        if !choices.advance() {
+                            break;
+                        }
+                    }
+                })*
+            }
+
             /// Visits every modifier, for dumps.
             pub(crate) fn modifiers(&self, visit: &mut impl FnMut(&'static str, &dyn core::fmt::Debug)) {
                 match self {

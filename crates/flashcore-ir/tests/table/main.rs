@@ -1,33 +1,79 @@
 //! The promises of the table of operations, the types and the architectures to those who match on them.
 
 mod numbering;
-mod samples;
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use flashcore_ir::target::{AMPERE, HOPPER, HOPPER_ONLY, HOPPER_PAIRS};
-use flashcore_ir::{Arch, Class, Op, Operand, RegisterId, Role, Since, TABLE, Type, types};
+use flashcore_ir::{Arch, Class, Op, Operand, RegisterId, Role, Since, TABLE, Type, forms, types};
 
-use samples::{BASE, READ, one_of_each};
+/// Registers below this are written, those from here on read.
+const READ: u32 = 1000;
+/// Registers from here on are bases of addresses.
+const BASE: u32 = 2000;
+
+/// Every form that the architecture with all operations has, each register once.
+static ALL_FORMS: LazyLock<Vec<Op>> = LazyLock::new(|| {
+    let mut ops = forms::accepted(Arch::Sm90a);
+    for op in &mut ops {
+        let mut next = [0, READ, BASE];
+        op.registers_mut(&mut |role, _, register| {
+            let next = match role {
+                Role::Write => &mut next[0],
+                Role::Read | Role::ReadRegister => &mut next[1],
+                Role::Base => &mut next[2],
+            };
+            *register = RegisterId(*next);
+            *next += 1;
+        });
+    }
+    ops
+});
+
+/// Of each row, the first of the forms that have the most operands by name, and of these the fewest by number.
+fn one_of_each() -> Vec<Op> {
+    let size = |op: &Op| {
+        let mut names = BTreeSet::new();
+        let (mut count, mut registers) = (0, 0);
+        op.slots(&mut |slot| {
+            names.insert(slot.name);
+            count += 1;
+            registers += usize::from(matches!(slot.operand, Operand::Register(_)));
+        });
+        (core::cmp::Reverse(names.len()), count, core::cmp::Reverse(registers))
+    };
+    let of_row = |entry: &flashcore_ir::Entry| {
+        let forms = ALL_FORMS.iter().filter(|op| op.entry().name == entry.name);
+        forms.min_by_key(|op| size(op)).cloned().unwrap_or_else(|| panic!("{} has no form", entry.name))
+    };
+    TABLE.iter().map(of_row).collect()
+}
 
 #[test]
-fn each_row_has_a_sample_and_a_name_of_its_own() {
+fn each_row_has_forms_and_a_name_of_its_own() {
     let rows: Vec<&str> = TABLE.iter().map(|entry| entry.name).collect();
     assert_eq!(one_of_each().iter().map(|op| op.entry().name).collect::<Vec<_>>(), rows);
     assert_eq!(rows.iter().collect::<BTreeSet<_>>().len(), rows.len());
 }
 
-/// The table as a reader sees it.
+/// The table as a reader sees it: of each row, the columns that its forms have.
 #[test]
 fn columns() {
-    let mut lines = Vec::new();
-    for op in one_of_each() {
-        let (entry, Since { ptx: (major, minor), compute, specific }) = (op.entry(), op.since());
-        let only = if specific { "a" } else { "" };
-        let together = if op.is_aligned() { ", whole warp" } else { "" };
-        let (class, effect) = (op.class().name(), op.effect());
+    let mut lines: Vec<String> = Vec::new();
+    for entry in TABLE {
         lines.push(format!("{}: {}", entry.name, entry.form));
-        lines.push(format!("    {class}, {effect:?}{together}, PTX {major}.{minor}, sm_{compute}{only}"));
+        let row = lines.len();
+        for op in ALL_FORMS.iter().filter(|op| op.entry().name == entry.name) {
+            let Since { ptx: (major, minor), compute, specific } = op.since();
+            let only = if specific { "a" } else { "" };
+            let together = if op.is_aligned() { ", whole warp" } else { "" };
+            let (class, effect) = (op.class().name(), op.effect());
+            let line = format!("    {class}, {effect:?}{together}, PTX {major}.{minor}, sm_{compute}{only}");
+            if !lines[row..].contains(&line) {
+                lines.push(line);
+            }
+        }
     }
     insta::assert_snapshot!(lines.join("\n"));
 }
@@ -87,8 +133,8 @@ fn registers(op: &Op) -> Vec<(Role, &'static str, RegisterId)> {
 
 #[test]
 fn slots_have_written_operands_first_and_bases_last() {
-    for op in one_of_each() {
-        let roles: Vec<u32> = registers(&op)
+    for op in &*ALL_FORMS {
+        let roles: Vec<u32> = registers(op)
             .into_iter()
             .map(|(role, _, register)| {
                 let (place, range) = match role {
@@ -108,14 +154,14 @@ fn slots_have_written_operands_first_and_bases_last() {
 /// The derived `Debug` shows every field, so a register that it shows must have a slot.
 #[test]
 fn slots_have_every_register() {
-    for op in one_of_each() {
+    for op in &*ALL_FORMS {
         let mut shown: Vec<u32> = format!("{op:?}")
             .split("RegisterId(")
             .skip(1)
             .filter_map(|rest| rest.split(')').next())
             .map(|number| number.parse().unwrap())
             .collect();
-        let mut visited: Vec<u32> = registers(&op).into_iter().map(|(_, _, register)| register.0).collect();
+        let mut visited: Vec<u32> = registers(op).into_iter().map(|(_, _, register)| register.0).collect();
         shown.sort_unstable();
         visited.sort_unstable();
         assert_eq!(visited, shown, "{op}");
@@ -125,7 +171,7 @@ fn slots_have_every_register() {
 #[test]
 fn registers_can_be_changed_where_slots_have_them() {
     const MOVED: u32 = 1000;
-    for mut op in one_of_each() {
+    for mut op in ALL_FORMS.iter().cloned() {
         let before = registers(&op);
         let mut visited = Vec::new();
         op.registers_mut(&mut |role, name, register| {
@@ -160,17 +206,17 @@ fn constants_are_slots_without_registers() {
 
 #[test]
 fn samples_have_the_lengths_that_their_modifiers_ask_for() {
-    for op in one_of_each() {
+    for op in &*ALL_FORMS {
         op.length_mismatches(&mut |mismatch| panic!("{op}: {mismatch:?}"));
     }
 }
 
 #[test]
 fn addresses_are_the_bases() {
-    for op in one_of_each() {
+    for op in &*ALL_FORMS {
         let mut addresses = Vec::new();
         op.addresses(&mut |name, _, address| addresses.push((Role::Base, name, address.base)));
-        let bases: Vec<_> = registers(&op).into_iter().filter(|(role, ..)| *role == Role::Base).collect();
+        let bases: Vec<_> = registers(op).into_iter().filter(|(role, ..)| *role == Role::Base).collect();
         assert_eq!(addresses, bases, "{op}");
     }
 }
