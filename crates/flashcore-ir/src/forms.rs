@@ -172,9 +172,7 @@ pub fn kernel(ops: &[Op]) -> Kernel {
             && !c.is_empty()
         {
             c.clone_from(d);
-            if matches!(accumulate, Type::F32 | Type::F16x2) {
-                accumulators.extend(d.iter().map(|register| (*register, accumulate)));
-            }
+            accumulators.extend(d.iter().map(|register| (*register, accumulate)));
         }
         // Code after an unconditional exit would not be compiled.
         let guard = matches!(op, Op::Exit {}).then(|| Guard { predicate: source(Type::Pred), negated: true });

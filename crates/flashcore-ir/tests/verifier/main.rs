@@ -13,7 +13,7 @@ mod together;
 use std::collections::BTreeSet;
 
 use flashcore_ir::verify::{Location, Rule};
-use flashcore_ir::{Arch, Instruction, Kernel, VerifyError};
+use flashcore_ir::{Arch, Builder, Instruction, Kernel, Op, Origin, VerifyError};
 
 use support::check;
 
@@ -41,6 +41,13 @@ impl Case {
         Self { arch, ..self }
     }
 
+    /// By a CTA of so many threads in place of 32.
+    fn of_threads(mut self, threads: u32) -> Self {
+        self.broken.threads = threads;
+        self.corrected.threads = threads;
+        self
+    }
+
     #[track_caller]
     fn check(self) {
         check(self.broken, self.arch, &self.errors);
@@ -48,13 +55,69 @@ impl Case {
     }
 }
 
+/// The reports of an instruction of a kernel: these rules are broken, one after the other.
+fn reports<const N: usize>(kernel: &Kernel, index: usize, text: &str, rules: [Rule; N]) -> Vec<VerifyError> {
+    let mut origins = Vec::new();
+    kernel.instructions(&mut |instruction| origins.push(instruction.origin));
+    let Origin { section, file, line } = origins[index];
+    let (text, section) = (text.to_owned(), kernel.section(section).to_string());
+    let location = Location::Statement { index, text, section, file, line };
+    rules.map(|rule| VerifyError { location: location.clone(), rule }).to_vec()
+}
+
+/// A mistake in the instruction that has `index` others before it, in a kernel of a warp that `write` writes with it, or with
+/// what it should have been.
+fn mistake<T, const N: usize>(
+    write: impl Fn(&mut Builder, T),
+    [mistake, correction]: [T; 2],
+    (index, text): (usize, &str),
+    rules: [Rule; N],
+) -> Case {
+    let [broken, corrected] = [mistake, correction].map(|value| {
+        let mut k = Builder::new("kernel", 32);
+        write(&mut k, value);
+        k.finish()
+    });
+    Case { arch: Arch::Sm80, errors: reports(&broken, index, text, rules), broken, corrected }
+}
+
+/// The same in the instruction itself, which `change` makes of one that the builder writes.
+fn changed<T, const N: usize>(
+    write: impl Fn(&mut Builder),
+    change: impl Fn(&mut Op, T),
+    [mistake, correction]: [T; 2],
+    (index, text): (usize, &str),
+    rules: [Rule; N],
+) -> Case {
+    let [broken, corrected] = [mistake, correction].map(|value| {
+        let mut k = Builder::new("kernel", 32);
+        write(&mut k);
+        let (mut kernel, mut value) = (k.finish(), Some(value));
+        edit(&mut kernel, index, |instruction| change(&mut instruction.op, value.take().expect("one instruction")));
+        kernel
+    });
+    Case { arch: Arch::Sm80, errors: reports(&broken, index, text, rules), broken, corrected }
+}
+
+/// Changes a field of an operation of a row.
+macro_rules! set {
+    ($row:ident.$field:ident) => {
+        |op: &mut flashcore_ir::Op, value| {
+            if let flashcore_ir::Op::$row { $field, .. } = op {
+                *$field = value;
+            }
+        }
+    };
+}
+use set;
+
 /// A broken rule in what the kernel declares; all kernels here are called `kernel`.
 fn declared(rule: Rule) -> VerifyError {
     VerifyError { location: Location::Kernel { name: "kernel".to_owned() }, rule }
 }
 
 /// Changes the instruction that has `index` others before it.
-fn edit(kernel: &mut Kernel, index: usize, change: impl Fn(&mut Instruction)) {
+fn edit(kernel: &mut Kernel, index: usize, mut change: impl FnMut(&mut Instruction)) {
     let mut next = 0;
     kernel.instructions_mut(&mut |instruction| {
         if next == index {
