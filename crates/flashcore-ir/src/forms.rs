@@ -103,7 +103,20 @@ impl Choices {
 /// that may be either.
 pub fn all() -> Vec<Op> {
     let mut ops = Vec::new();
-    Op::forms(&mut |op| ops.push(op));
+    Op::forms(None, &mut |op| ops.push(op));
+    ops
+}
+
+/// The forms of one row with registers for all operands.
+pub fn of_registers(row: &str) -> Vec<Op> {
+    let mut ops = Vec::new();
+    Op::forms(Some(row), &mut |mut op| {
+        let mut has_constant = false;
+        op.operands_mut(&mut |_, operand| has_constant |= matches!(operand, Operand::Constant(_)));
+        if !has_constant {
+            ops.push(op);
+        }
+    });
     ops
 }
 

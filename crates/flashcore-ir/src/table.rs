@@ -161,9 +161,10 @@ macro_rules! operations {
                 }
             }
 
-            /// Visits every combination of modifiers, with a register or a constant for each operand that may be either.
-            pub(crate) fn forms(visit: &mut impl FnMut(Self)) {
-                $({
+            /// Visits every combination of modifiers of a row, or of all, with a register or a constant for each operand that may be
+            /// either.
+            pub(crate) fn forms(row: Option<&str>, visit: &mut impl FnMut(Self)) {
+                $(if row.is_none_or(|row| row == stringify!($name)) {
                     let mut choices = Choices::default();
                     loop {
                         $($(let $attribute = choices.pick(<$attribute_type as Modifier>::values(stringify!($name), stringify!($attribute)));)*)?

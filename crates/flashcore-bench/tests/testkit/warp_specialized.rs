@@ -180,7 +180,9 @@ fn a_stage_released_too_early() {
     };
     check(plant, |found| {
         let started = match &found.kind {
-            FaultKind::MissingWait { in_flight: InFlight::WgmmaOperand, touch: TooEarly::Write, started, .. } => started,
+            FaultKind::MissingWait { in_flight: InFlight::WgmmaOperand, touch: TooEarly::Write, started, .. } => {
+                started
+            }
             FaultKind::Race { earlier, .. } => earlier,
             other => panic!("{other}"),
         };

@@ -2,22 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_ir::forms::{ANY, of_registers};
 use flashcore_ir::{Arch, Op, Operand, RegisterId, Role, Slot, Type};
 
 use super::case::{ConformanceCase, Tolerance};
 use super::inputs::Fill;
-use super::writer::Writer;
+use super::writer::{CTAS, THREADS, Writer};
 
-/// Stands for a register that [`Form`] fills in.
-pub(super) const ANY: RegisterId = RegisterId(0);
-
-/// `count` of them.
+/// `count` registers that [`Form`] fills in.
 pub(super) fn any(count: usize) -> Vec<RegisterId> {
     vec![ANY; count]
 }
-
-/// Gives the operands of an operation, in the order of the table: a register, or a constant.
-pub(super) type NextOperand<'a> = &'a mut dyn FnMut() -> Operand;
 
 /// An operation in one form.
 pub(super) struct Form<'a> {
@@ -29,56 +24,87 @@ pub(super) struct Form<'a> {
     pub(super) fill: &'a dyn Fn(&str) -> Option<Fill>,
     /// Threads of a CTA and CTAs.
     pub(super) launch: (u32, u32),
-    /// Makes the operation.
-    pub(super) make: &'a dyn Fn(NextOperand<'_>) -> Op,
+    /// The operation, with a register for each operand.
+    pub(super) op: Op,
 }
 
-pub(super) const NO_FILL: &dyn Fn(&str) -> Option<Fill> = &|_| None;
+impl Form<'_> {
+    /// A form compared bit by bit.
+    pub(super) fn new(op: Op) -> Self {
+        let modifiers = match &op {
+            Op::Mov { ty, .. } => ty.to_string(),
+            Op::Reinterpret { to, from, .. } => format!("{from} as {to}"),
+            Op::SetPredicate { compare, ty, .. } => format!("{compare} {ty}"),
+            Op::Convert { to, from, rounding, .. } => format!("{from} to {to} {rounding}"),
+            Op::ConvertFp8 { to, .. } => format!("f32 to {to}"),
+            Op::WidenFp8 { from, .. } => from.to_string(),
+            Op::Shuffle { mode, control, ty, .. } => format!("{mode} {control:#06x} {ty}"),
+            Op::Vote { mode, .. } => mode.to_string(),
+            Op::ReduceWarp { op, ty, .. } => format!("{op} {ty}"),
+            other => other.type_choice().map(|(ty, _)| ty.to_string()).unwrap_or_default(),
+        };
+        Self { modifiers, tolerance: Tolerance::Bits, fill: &|_| None, launch: (THREADS, CTAS), op }
+    }
+
+    /// The case of this form, whatever the verifier says.
+    pub(super) fn case(&self) -> ConformanceCase {
+        write(self, "", core::slice::from_ref(&self.op))
+    }
+}
 
 /// Adds the cases of a form, if the verifier accepts it: with registers, and with constants where it takes them.
 pub(super) fn add(list: &mut Vec<ConformanceCase>, form: &Form<'_>) {
-    let op = (form.make)(&mut || Operand::Register(ANY));
-    let case = write(form, "", std::slice::from_ref(&op));
+    let case = form.case();
     if case.verified(Arch::Sm120).is_err() {
         return;
     }
     list.push(case);
-    let with_constants = constants(&op, form.make);
+    let with_constants = constants(&form.op);
     if !with_constants.is_empty() {
         let mut operands = 0;
-        op.slots(&mut |slot| operands += usize::from(slot.role != Role::Write));
+        form.op.slots(&mut |slot| operands += usize::from(slot.role != Role::Write));
         // Without another operand all threads compute the same: a warp is enough.
         let launch = if operands == 1 { (32, 1) } else { form.launch };
-        list.push(write(
-            &Form { launch, modifiers: form.modifiers.clone(), ..*form },
-            " with constants",
-            &with_constants,
-        ));
+        let Form { modifiers, op, .. } = form;
+        let form = Form { launch, modifiers: modifiers.clone(), op: op.clone(), ..*form };
+        list.push(write(&form, " with constants", &with_constants));
+    }
+}
+
+/// Adds the forms of a row bit by bit.
+pub(super) fn add_row(list: &mut Vec<ConformanceCase>, row: &str) {
+    for op in of_registers(row) {
+        add(list, &Form::new(op));
     }
 }
 
 /// The operation with a constant for each operand that may be one, a few constants each, and with constants only.
-fn constants(op: &Op, make: &dyn Fn(NextOperand<'_>) -> Op) -> Vec<Op> {
+fn constants(op: &Op) -> Vec<Op> {
     let mut operands = Vec::new();
     op.slots(&mut |slot| {
         if slot.role == Role::Read {
             operands.push(constants_of(op, &slot));
         }
     });
+    let with = |constant: &dyn Fn(usize) -> Option<u64>| {
+        let (mut op, mut next) = (op.clone(), 0);
+        op.operands_mut(&mut |_, operand| {
+            if let Some(value) = constant(next) {
+                *operand = Operand::Constant(value);
+            }
+            next += 1;
+        });
+        op
+    };
     let mut ops = Vec::new();
     for (position, values) in operands.iter().enumerate() {
         for value in *values {
-            let mut next = 0;
-            ops.push(make(&mut || {
-                next += 1;
-                if next == position + 1 { Operand::Constant(*value) } else { Operand::Register(ANY) }
-            }));
+            ops.push(with(&|index| (index == position).then_some(*value)));
         }
     }
     // One constant alone is all of them already.
     if operands.len() > 1 && operands.iter().all(|values| values.len() > 1) {
-        let mut next = operands.iter();
-        ops.push(make(&mut || next.next().map_or(Operand::Register(ANY), |values| Operand::Constant(values[1]))));
+        ops.push(with(&|index| Some(operands[index][1])));
     }
     ops
 }

@@ -1,82 +1,52 @@
 //! Bitwise logic, shifts, bit fields: exact.
 
-use flashcore_ir::{Op, Operand, Type};
+use flashcore_ir::Op;
+use flashcore_ir::forms::of_registers;
 
-use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
-use crate::testkit::conformance::elementwise::{self, ANY, Form, NO_FILL, NextOperand};
+use crate::testkit::conformance::case::ConformanceCase;
+use crate::testkit::conformance::elementwise::{self, Form};
 use crate::testkit::conformance::inputs::Fill;
-use crate::testkit::conformance::writer::{CTAS, THREADS};
-
-type MakeTyped = fn(Type, NextOperand<'_>) -> Op;
-type Make = fn(NextOperand<'_>) -> Op;
-
-const TYPED: &[MakeTyped] = &[
-    |ty, next| Op::And { ty, d: ANY, a: next(), b: next() },
-    |ty, next| Op::Or { ty, d: ANY, a: next(), b: next() },
-    |ty, next| Op::Xor { ty, d: ANY, a: next(), b: next() },
-    |ty, next| Op::Not { ty, d: ANY, a: next() },
-    |ty, next| Op::Shl { ty, d: ANY, a: next(), b: next() },
-    |ty, next| Op::Shr { ty, d: ANY, a: next(), b: next() },
-];
-
-const UNTYPED: &[Make] = &[
-    |next| Op::BitFieldExtract { d: ANY, a: next(), position: next(), length: next() },
-    |next| Op::BitFieldInsert { d: ANY, a: next(), b: next(), position: next(), length: next() },
-    |next| Op::Permute { d: ANY, a: next(), b: next(), selector: next() },
-    |next| Op::PopCount { d: ANY, a: next() },
-    |next| Op::LeadingZeros { d: ANY, a: next() },
-];
+use crate::testkit::conformance::writer::THREADS;
 
 /// Shifts reach past 64 bits, fields past 32.
 const MOST_SHIFT: u64 = 70;
 const MOST_FIELD: u64 = 36;
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
-    let launch = (THREADS, CTAS);
-    for make in TYPED {
-        for ty in Type::ALL {
-            let shifts = matches!(make(ty, &mut || Operand::Register(ANY)), Op::Shl { .. } | Op::Shr { .. });
-            let count = |name: &str| (shifts && name == "b").then_some(Fill::Count(MOST_SHIFT));
-            let form = Form {
-                modifiers: ty.to_string(),
-                tolerance: Tolerance::Bits,
-                fill: &count,
-                launch,
-                make: &|next| make(ty, next),
-            };
-            elementwise::add(list, &form);
-        }
+    for row in ["And", "Or", "Xor", "Not"] {
+        elementwise::add_row(list, row);
+    }
+    for op in ["Shl", "Shr"].into_iter().flat_map(of_registers) {
+        let count = |name: &str| (name == "b").then_some(Fill::Count(MOST_SHIFT));
+        elementwise::add(list, &Form { fill: &count, ..Form::new(op) });
     }
     truth_tables(list);
-    for make in UNTYPED {
+    for op in
+        ["BitFieldExtract", "BitFieldInsert", "Permute", "PopCount", "LeadingZeros"].into_iter().flat_map(of_registers)
+    {
         let fields = |name: &str| matches!(name, "position" | "length").then_some(Fill::Count(MOST_FIELD));
-        let form = Form { modifiers: String::new(), tolerance: Tolerance::Bits, fill: &fields, launch, make: &make };
-        elementwise::add(list, &form);
+        elementwise::add(list, &Form { fill: &fields, ..Form::new(op) });
     }
 }
 
 /// All 256 functions of three bits, 32 of them in a kernel.
 fn truth_tables(list: &mut Vec<ConformanceCase>) {
     const TABLES_PER_KERNEL: u8 = 32;
-    let make = |table: u8, next: NextOperand<'_>| Op::Lop3 { table, d: ANY, a: next(), b: next(), c: next() };
-    for first in (0..=255u8).step_by(TABLES_PER_KERNEL.into()) {
-        let last = first + (TABLES_PER_KERNEL - 1);
-        let form = Form {
-            modifiers: format!("tables {first:#04x} to {last:#04x}"),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch: (THREADS, 1),
-            make: &|next| make(first, next),
-        };
-        let ops: Vec<Op> = (first..=last).map(|table| make(table, &mut || Operand::Register(ANY))).collect();
-        list.push(elementwise::write(&form, "", &ops));
+    for op in of_registers("Lop3") {
+        for first in (0..=255u8).step_by(TABLES_PER_KERNEL.into()) {
+            let last = first + (TABLES_PER_KERNEL - 1);
+            let modifiers = format!("tables {first:#04x} to {last:#04x}");
+            let with = |of_case: u8| {
+                let mut op = op.clone();
+                if let Op::Lop3 { table, .. } = &mut op {
+                    *table = of_case;
+                }
+                op
+            };
+            let ops: Vec<Op> = (first..=last).map(with).collect();
+            let form = Form { modifiers, launch: (THREADS, 1), ..Form::new(op.clone()) };
+            list.push(elementwise::write(&form, "", &ops));
+        }
+        elementwise::add(list, &Form { modifiers: "table 0x96".to_owned(), ..Form::new(op) });
     }
-    let form = Form {
-        modifiers: "table 0x96".to_owned(),
-        tolerance: Tolerance::Bits,
-        fill: NO_FILL,
-        launch: (THREADS, CTAS),
-        make: &|next| make(0x96, next),
-    };
-    elementwise::add(list, &form);
 }

@@ -1,9 +1,10 @@
 //! Conversions, packing and unpacking: exact. Conversions from 16 bits see every value there is.
 
-use flashcore_ir::{Fp8, Op, Operand, Rounding, Type};
+use flashcore_ir::forms::of_registers;
+use flashcore_ir::{Op, Operand, Rounding, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
-use crate::testkit::conformance::elementwise::{self, ANY, Form, NO_FILL, any};
+use crate::testkit::conformance::elementwise::{self, Form};
 use crate::testkit::conformance::inputs::Fill;
 use crate::testkit::conformance::writer::{CTAS, THREADS, Writer, register};
 
@@ -11,75 +12,29 @@ use crate::testkit::conformance::writer::{CTAS, THREADS, Writer, register};
 const CTAS_FOR_EVERY_HALF: u32 = (1 << 16) / THREADS;
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
-    for to in Type::ALL {
-        for from in Type::ALL {
-            for rounding in Rounding::ALL {
-                // Which of its bits mean something is said below.
-                if to == Type::Tf32 {
-                    continue;
-                }
-                let narrow = from.bits() == 16;
-                let every = |_: &str| narrow.then_some(Fill::Index);
-                let form = Form {
-                    modifiers: format!("{from} to {to} {rounding}"),
-                    tolerance: Tolerance::Exact,
-                    fill: &every,
-                    launch: (THREADS, if narrow { CTAS_FOR_EVERY_HALF } else { CTAS }),
-                    make: &|next| Op::Convert { to, from, rounding: *rounding, d: ANY, a: next() },
-                };
-                elementwise::add(list, &form);
-            }
+    for op in of_registers("Convert") {
+        // Which of the bits of a `tf32` mean something is said below.
+        let Op::Convert { to, from, .. } = op else { continue };
+        if to != Type::Tf32 {
+            let narrow = from.bits() == 16;
+            let every = |_: &str| narrow.then_some(Fill::Index);
+            let launch = (THREADS, if narrow { CTAS_FOR_EVERY_HALF } else { CTAS });
+            elementwise::add(list, &Form { tolerance: Tolerance::Exact, fill: &every, launch, ..Form::new(op) });
         }
     }
     list.push(to_tf32());
-    for ty in Fp8::ALL {
-        let narrow = Form {
-            modifiers: format!("f32 to {ty}"),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch: (THREADS, CTAS),
-            make: &|next| {
-                let high = next();
-                Op::ConvertFp8 { to: *ty, d: ANY, high, low: next() }
-            },
-        };
-        elementwise::add(list, &narrow);
+    elementwise::add_row(list, "ConvertFp8");
+    for op in of_registers("WidenFp8") {
         // Every pair of codes.
-        let widen = Form {
-            modifiers: format!("{ty}"),
-            tolerance: Tolerance::Exact,
-            fill: &|_| Some(Fill::Index),
-            launch: (THREADS, CTAS_FOR_EVERY_HALF),
-            make: &|_| Op::WidenFp8 { from: *ty, d: ANY, a: any(1) },
-        };
-        elementwise::add(list, &widen);
-    }
-    for to in Type::ALL {
-        let form = Form {
-            modifiers: to.to_string(),
-            tolerance: Tolerance::Exact,
-            fill: NO_FILL,
-            launch: (THREADS, CTAS),
-            make: &|next| Op::ConvertPair { to, d: ANY, high: next(), low: next() },
-        };
+        let launch = (THREADS, CTAS_FOR_EVERY_HALF);
+        let form = Form { tolerance: Tolerance::Exact, fill: &|_| Some(Fill::Index), launch, ..Form::new(op) };
         elementwise::add(list, &form);
-        let pack = Form {
-            modifiers: to.to_string(),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch: (THREADS, CTAS),
-            make: &|_| Op::Pack { to, d: ANY, low: any(1), high: any(1) },
-        };
-        elementwise::add(list, &pack);
-        let unpack = Form {
-            modifiers: to.to_string(),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch: (THREADS, CTAS),
-            make: &|_| Op::Unpack { from: to, low: ANY, high: ANY, a: any(1) },
-        };
-        elementwise::add(list, &unpack);
     }
+    for op in of_registers("ConvertPair") {
+        elementwise::add(list, &Form { tolerance: Tolerance::Exact, ..Form::new(op) });
+    }
+    elementwise::add_row(list, "Pack");
+    elementwise::add_row(list, "Unpack");
 }
 
 /// The manual leaves the layout of `tf32` in its register open beyond "the lower 13 bits are ignored"; so those that

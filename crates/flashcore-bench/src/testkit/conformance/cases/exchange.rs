@@ -1,9 +1,10 @@
 //! Exchange between the lanes of a warp: exact, and for shuffles a move of bits.
 
-use flashcore_ir::{Op, ReduceOp, ShuffleMode, Space, Type, VoteMode};
+use flashcore_ir::forms::{ANY, of_registers};
+use flashcore_ir::{Op, Operand, ReduceOp, ShuffleMode, Space, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
-use crate::testkit::conformance::elementwise::{self, ANY, Form, any};
+use crate::testkit::conformance::elementwise::{self, Form, any};
 use crate::testkit::conformance::inputs::Fill;
 use crate::testkit::conformance::writer::{CTAS, THREADS, Writer, at, constant, register};
 
@@ -25,47 +26,24 @@ pub(super) fn add(list: &mut Vec<ConformanceCase>) {
             shuffle(list, *mode, CONTROLS[0], ty);
         }
     }
-    let predicates = |_: &str| Some(Fill::WarpPredicate);
-    let form = Form {
-        modifiers: String::new(),
-        tolerance: Tolerance::Bits,
-        fill: &predicates,
-        launch: (THREADS, CTAS),
-        make: &|_| Op::Ballot { d: ANY, a: any(1) },
-    };
-    for mode in VoteMode::ALL {
-        let vote = Form { modifiers: mode.to_string(), make: &|_| Op::Vote { mode: *mode, d: ANY, a: any(1) }, ..form };
-        elementwise::add(list, &vote);
+    for op in ["Vote", "Ballot"].into_iter().flat_map(of_registers) {
+        elementwise::add(list, &Form { fill: &|_| Some(Fill::WarpPredicate), ..Form::new(op) });
     }
-    elementwise::add(list, &form);
-    for op in ReduceOp::ALL {
+    for op in of_registers("ReduceWarp") {
         let fill = match op {
-            ReduceOp::And => Fill::Dense,
-            ReduceOp::Or => Fill::Sparse,
+            Op::ReduceWarp { op: ReduceOp::And, .. } => Fill::Dense,
+            Op::ReduceWarp { op: ReduceOp::Or, .. } => Fill::Sparse,
             _ => Fill::Mixed { operand: 0, of: 2 },
         };
-        for ty in Type::ALL {
-            let form = Form {
-                modifiers: format!("{op} {ty}"),
-                fill: &|_| Some(fill),
-                make: &|_| Op::ReduceWarp { op: *op, ty, d: ANY, a: any(1) },
-                ..form
-            };
-            elementwise::add(list, &form);
-        }
+        elementwise::add(list, &Form { fill: &|_| Some(fill), ..Form::new(op) });
     }
     list.push(warp_sync());
 }
 
 fn shuffle(list: &mut Vec<ConformanceCase>, mode: ShuffleMode, control: u32, ty: Type) {
-    let form = Form {
-        modifiers: format!("{mode} {control:#06x} {ty}"),
-        tolerance: Tolerance::Bits,
-        fill: &|name| Some(if name == "index" { Fill::Below(INDICES) } else { Fill::Bits }),
-        launch: (THREADS, CTAS / 2),
-        make: &|next| Op::Shuffle { mode, control, ty, d: ANY, index: next(), a: any(1) },
-    };
-    elementwise::add(list, &form);
+    let op = Op::Shuffle { mode, control, ty, d: ANY, index: Operand::Register(ANY), a: any(1) };
+    let fill = |name: &str| Some(if name == "index" { Fill::Below(INDICES) } else { Fill::Bits });
+    elementwise::add(list, &Form { fill: &fill, launch: (THREADS, CTAS / 2), ..Form::new(op) });
 }
 
 /// Values that lanes pass to each other through shared memory, with nothing but a warp barrier in between.

@@ -1,61 +1,19 @@
 //! Moves, parameters, special registers, comparisons and selection.
 
-use flashcore_ir::{Compare, Op, SpecialRegister, Type};
+use flashcore_ir::{Op, SpecialRegister, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Scalar, Tolerance};
-use crate::testkit::conformance::elementwise::{ANY, Form, NO_FILL, any};
-use crate::testkit::conformance::writer::{CTAS, THREADS, Writer, constant, register};
+use crate::testkit::conformance::writer::{Writer, constant, register};
 use crate::testkit::conformance::{elementwise, inputs};
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
-    let launch = (THREADS, CTAS);
-    for ty in Type::ALL {
-        let form = Form {
-            modifiers: ty.to_string(),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch,
-            make: &|next| Op::Mov { ty, d: ANY, a: next() },
-        };
-        elementwise::add(list, &form);
-    }
-    for to in Type::ALL {
-        for from in Type::ALL {
-            let form = Form {
-                modifiers: format!("{from} as {to}"),
-                tolerance: Tolerance::Bits,
-                fill: NO_FILL,
-                launch,
-                make: &|next| Op::Reinterpret { to, from, d: ANY, a: next() },
-            };
-            elementwise::add(list, &form);
-        }
-    }
+    elementwise::add_row(list, "Mov");
+    elementwise::add_row(list, "Reinterpret");
     list.push(special_registers());
     list.push(shared_base());
     list.push(parameters());
-    for compare in Compare::ALL {
-        for ty in Type::ALL {
-            let form = Form {
-                modifiers: format!("{compare} {ty}"),
-                tolerance: Tolerance::Bits,
-                fill: NO_FILL,
-                launch,
-                make: &|next| Op::SetPredicate { compare: *compare, ty, d: ANY, a: next(), b: next() },
-            };
-            elementwise::add(list, &form);
-        }
-    }
-    for ty in Type::ALL {
-        let form = Form {
-            modifiers: ty.to_string(),
-            tolerance: Tolerance::Bits,
-            fill: NO_FILL,
-            launch,
-            make: &|next| Op::Select { ty, d: ANY, a: next(), b: next(), condition: any(1) },
-        };
-        elementwise::add(list, &form);
-    }
+    elementwise::add_row(list, "SetPredicate");
+    elementwise::add_row(list, "Select");
 }
 
 /// Every special register, in a grid of three dimensions and a CTA whose last warp is not full.

@@ -17,12 +17,12 @@
 //! Half a unit in the last place is relative 2^-24, 2^-11 and 2^-8 of `f32`, `f16` and `bf16`; below 1, where `tanh`
 //! ends, it is 2^-12 and 2^-9. The least numbers are there because a relative bound means nothing among subnormals.
 
-use flashcore_ir::{Op, Type};
+use flashcore_ir::forms::of_registers;
+use flashcore_ir::{Arch, Op, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
-use crate::testkit::conformance::elementwise::{self, ANY, Form, NO_FILL, NextOperand};
+use crate::testkit::conformance::elementwise::{self, Form};
 use crate::testkit::conformance::inputs::Fill;
-use crate::testkit::conformance::writer::{CTAS, THREADS};
 
 /// 2^-9.9, 2^-10.987 and 2^-22.9.
 const EX2_HALF: f64 = 0.001_046_653_8;
@@ -35,43 +35,34 @@ const fn power(exponent: i32) -> f64 {
 
 pub(super) fn add(list: &mut Vec<ConformanceCase>) {
     let within = |relative: f64, absolute: f64| Tolerance::Within { relative, absolute };
-    for ty in Type::ALL {
-        let exp2 = match ty {
-            Type::F16x2 => within(EX2_HALF + power(-11), power(-24)),
-            Type::Bf16x2 => within(power(-7) + power(-8), power(-126)),
-            _ => Tolerance::Ulps { most: 2, flushed: true },
-        };
-        both(list, ty, exp2, |ty, next| Op::Exp2 { ty, d: ANY, a: next() });
-    }
-    let ulp = Tolerance::Ulps { most: 1, flushed: true };
-    both(list, Type::F32, within(power(-22) + power(-24), power(-22)), |_, next| Op::Log2 { d: ANY, a: next() });
-    both(list, Type::F32, ulp, |_, next| Op::Reciprocal { d: ANY, a: next() });
-    both(list, Type::F32, within(RSQRT + power(-24), 0.0), |_, next| Op::ReciprocalSqrt { d: ANY, a: next() });
-    both(list, Type::F32, within(power(-23) + power(-24), 0.0), |_, next| Op::Sqrt { d: ANY, a: next() });
-    for ty in Type::ALL {
-        let tanh = match ty {
-            Type::F16x2 => within(0.0, TANH_HALF + power(-12)),
-            Type::Bf16x2 => within(0.0, power(-8) + power(-9)),
-            _ => within(power(-11) + power(-24), power(-149)),
-        };
-        both(list, ty, tanh, |ty, next| Op::Tanh { ty, d: ANY, a: next() });
+    let ulps = |most| Tolerance::Ulps { most, flushed: true };
+    for row in ["Exp2", "Log2", "Reciprocal", "ReciprocalSqrt", "Sqrt", "Tanh"] {
+        for op in of_registers(row) {
+            let ty = op.type_choice().map_or(Type::F32, |(ty, _)| ty);
+            let tolerance = match (row, ty) {
+                ("Exp2", Type::F16x2) => within(EX2_HALF + power(-11), power(-24)),
+                ("Exp2", Type::Bf16x2) => within(power(-7) + power(-8), power(-126)),
+                ("Exp2", _) => ulps(2),
+                ("Log2", _) => within(power(-22) + power(-24), power(-22)),
+                ("Reciprocal", _) => ulps(1),
+                ("ReciprocalSqrt", _) => within(RSQRT + power(-24), 0.0),
+                ("Sqrt", _) => within(power(-23) + power(-24), 0.0),
+                (_, Type::F16x2) => within(0.0, TANH_HALF + power(-12)),
+                (_, Type::Bf16x2) => within(0.0, power(-8) + power(-9)),
+                _ => within(power(-11) + power(-24), power(-149)),
+            };
+            both(list, ty, tolerance, &op);
+        }
     }
 }
 
 /// A form with special and random values, and with numbers as attention has them.
-fn both(list: &mut Vec<ConformanceCase>, ty: Type, tolerance: Tolerance, make: fn(Type, NextOperand<'_>) -> Op) {
-    let form = Form {
-        modifiers: ty.to_string(),
-        tolerance,
-        fill: NO_FILL,
-        launch: (THREADS, CTAS),
-        make: &|next| make(ty, next),
-    };
-    elementwise::add(list, &form);
-    let wide = Form { modifiers: format!("{ty} of ordinary numbers"), fill: &|_| Some(Fill::Wide), ..form };
-    let op = make(ty, &mut || flashcore_ir::Operand::Register(ANY));
-    let case = elementwise::write(&wide, "", &[op]);
-    if case.verified(flashcore_ir::Arch::Sm120).is_ok() {
+fn both(list: &mut Vec<ConformanceCase>, ty: Type, tolerance: Tolerance, op: &Op) {
+    elementwise::add(list, &Form { modifiers: ty.to_string(), tolerance, ..Form::new(op.clone()) });
+    let modifiers = format!("{ty} of ordinary numbers");
+    let wide = Form { modifiers, tolerance, fill: &|_| Some(Fill::Wide), ..Form::new(op.clone()) };
+    let case = wide.case();
+    if case.verified(Arch::Sm120).is_ok() {
         list.push(case);
     }
 }

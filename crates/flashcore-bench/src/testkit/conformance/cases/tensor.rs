@@ -14,7 +14,7 @@
 use flashcore_ir::{Arch, Fp8, MmaShape, Op, RegisterId, Space, Type};
 
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
-use crate::testkit::conformance::elementwise::{self, Form, any};
+use crate::testkit::conformance::elementwise::{Form, any};
 use crate::testkit::conformance::inputs::Fill;
 use crate::testkit::conformance::products::Products;
 use crate::testkit::conformance::writer::{THREADS, Writer, at, register};
@@ -79,9 +79,9 @@ fn multiply_fp8(list: &mut Vec<ConformanceCase>, left: Fp8, right: Fp8) {
                 _ => None,
             },
             launch: (THREADS, CTAS),
-            make: &|_| op.clone(),
+            op: op.clone(),
         };
-        list.push(elementwise::write(&form, "", std::slice::from_ref(&op)));
+        list.push(form.case());
     }
 }
 
@@ -139,9 +139,9 @@ fn multiply(list: &mut Vec<ConformanceCase>, products: Products) {
             tolerance: if exact { Tolerance::Exact } else { tolerance },
             fill: &|operand| ["a", "b", "c"].iter().position(|name| *name == operand).map(|index| fills[index]),
             launch: (THREADS, CTAS),
-            make: &|_| op.clone(),
+            op: op.clone(),
         };
-        let case = elementwise::write(&form, "", std::slice::from_ref(&op));
+        let case = form.case();
         if case.verified(Arch::Sm120).is_ok() {
             list.push(case);
         }

@@ -4,6 +4,7 @@ use flashcore_ir::builder::{CachePolicy, TensorCopyOptions};
 use flashcore_ir::types::{S32, U32};
 use flashcore_ir::{Builder, Compare, Reg, SpecialRegister, Swizzle, TensorElement, TensorMap, Type};
 
+use super::warpgroups::shared_base;
 use crate::testkit::conformance::built::Plan;
 use crate::testkit::conformance::case::ConformanceCase;
 use crate::testkit::conformance::inputs::Fill;
@@ -67,14 +68,6 @@ fn with_barrier(k: &mut Builder, bytes: u32) -> [Reg<U32>; 2] {
     });
     k.cta_sync();
     [barrier, data]
-}
-
-/// The start of shared memory, which is a multiple of 128 alone, rounded up to one of 1024.
-fn shared_base(k: &mut Builder) -> Reg<U32> {
-    k.reserve_shared(1024, 1);
-    let base = k.shared_base();
-    let end = k.add(base, 1023u32);
-    k.and(end, !1023u32)
 }
 
 /// Writes `bytes` of shared memory out as they lie there.

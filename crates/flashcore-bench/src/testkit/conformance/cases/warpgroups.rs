@@ -12,7 +12,7 @@ use crate::testkit::conformance::built::Plan;
 use crate::testkit::conformance::case::{ConformanceCase, Tolerance};
 use crate::testkit::conformance::inputs::Fill;
 
-pub(super) const THREADS: u32 = 128;
+const THREADS: u32 = 128;
 /// 22 units of 2^-24, of a sum of 64.
 const ABSOLUTE: f64 = 22.0 * 64.0 / 16_777_216.0;
 
@@ -84,7 +84,7 @@ fn layout((major, swizzle): (Major, Swizzle), outers: u32) -> MatrixLayout {
     MatrixLayout { swizzle, leading_bytes, stride_bytes }
 }
 
-/// The start of shared memory, rounded up to a multiple of 1024.
+/// The start of shared memory, which is a multiple of 128 alone, rounded up to one of 1024.
 pub(super) fn shared_base(k: &mut Builder) -> Reg<U32> {
     k.reserve_shared(1024, 1);
     let base = k.shared_base();
@@ -94,15 +94,37 @@ pub(super) fn shared_base(k: &mut Builder) -> Reg<U32> {
 
 fn product<T: HalfPair, A: Accumulator + Storable>(row: &'static str, form: &str, how: Form) -> ConformanceCase {
     let Form { columns, a, b, adds, rounds } = how;
+    let fill = if rounds { Fill::Normal } else { Fill::SmallInteger };
+    let tolerance = if rounds { Tolerance::Within { relative: 0.0, absolute: ABSOLUTE } } else { Tolerance::Exact };
+    let fills = [(T::TYPE, fill), (T::TYPE, fill), (A::TYPE, fill)];
+    let plan = Plan { tolerance, ..product_plan(row, form, columns, fills) };
+    write_product::<T, A>(plan, columns, (a, b, adds), |k, sums, left, right, adds| {
+        k.wgmma::<T, A>(columns, sums, left, right, adds);
+    })
+}
+
+/// A product of 64 × `columns` elements, whose inputs, two factors and the accumulator, have these types and contents.
+pub(super) fn product_plan(row: &'static str, form: &str, columns: u32, [a, b, c]: [(Type, Fill); 3]) -> Plan {
+    let count = columns / if c.0 == Type::F16x2 { 4 } else { 2 };
+    Plan::new(row, form, THREADS)
+        .input("a", a.0, 64 * 128 / 4, a.1)
+        .input("b", b.0, columns * 128 / 4, b.1)
+        .input("c", c.0, THREADS * count, c.1)
+        .output("d", c.0, THREADS * count)
+}
+
+/// The operands of a product: A, B, and if it is added.
+type Operands = (Option<(Major, Swizzle)>, (Major, Swizzle), Option<bool>);
+
+/// The case of a product that `multiply` writes, of fragments of `F`.
+pub(super) fn write_product<F: Storable, A: Storable>(
+    plan: Plan,
+    columns: u32,
+    (a, b, adds): Operands,
+    multiply: impl FnOnce(&mut Builder, &[Reg<A>], LeftMatrix<'_, F>, SharedMatrix, Adds),
+) -> ConformanceCase {
     let [a_bytes, b_bytes] = [64 * 128, columns * 128];
     let count = columns / if A::TYPE == Type::F16x2 { 4 } else { 2 };
-    let fill = if rounds { Fill::Normal } else { Fill::SmallInteger };
-    let mut plan = Plan::new(row, form, THREADS)
-        .input("a", T::TYPE, a_bytes / 4, fill)
-        .input("b", T::TYPE, b_bytes / 4, fill)
-        .input("c", A::TYPE, THREADS * count, fill)
-        .output("d", A::TYPE, THREADS * count);
-    plan.tolerance = if rounds { Tolerance::Within { relative: 0.0, absolute: ABSOLUTE } } else { Tolerance::Exact };
     plan.case(|k, inputs, outputs| {
         let [a_at, b_at] = [a_bytes, b_bytes].map(|bytes| k.reserve_shared(bytes, 1024));
         let barrier = k.reserve_mbarrier();
@@ -129,7 +151,7 @@ fn product<T: HalfPair, A: Accumulator + Storable>(row: &'static str, form: &str
         let right = SharedMatrix { descriptor, major: b.0 };
         // Whatever lies there is a fragment.
         let slot = k.mad::<U32>(thread, 16u32, a_at);
-        let fragment: Vec<Reg<T>> = k.load_shared(slot, 4);
+        let fragment: Vec<Reg<F>> = k.load_shared(slot, 4);
         let left = match a {
             None => LeftMatrix::Registers(&fragment),
             Some(operand) => {
@@ -143,7 +165,7 @@ fn product<T: HalfPair, A: Accumulator + Storable>(row: &'static str, form: &str
             None => Adds::Where(k.compare::<U32>(Compare::Eq, thread, thread)),
         };
         k.wgmma_fence();
-        k.wgmma::<T, A>(columns, &sums, left, right, adds);
+        multiply(k, &sums, left, right, adds);
         k.wgmma_commit();
         k.wgmma_wait(0);
         for (index, sum) in sums.iter().enumerate() {
