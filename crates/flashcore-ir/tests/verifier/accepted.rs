@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use flashcore_ir::{Arch, L2Prefetch, LoadCache, MmaShape, Op, Operand, ReduceOp, Rounding, Space, Type, forms};
 
-/// What `found` shows of the accepted forms, each once.
+/// Results of `found` for the accepted forms, each once.
 fn accepted<T: PartialEq>(found: impl Fn(&Op) -> Option<T>) -> Vec<T> {
     static FORMS: LazyLock<Vec<Op>> = LazyLock::new(|| forms::accepted(Arch::Sm90a));
     let mut list = Vec::new();
