@@ -31,7 +31,7 @@ class StepCase:
 
 
 def cases(quick):
-    for batch, keys in ((64, 1024),) if quick else ((1, 1024), (1, 8192), (64, 1024), (64, 8192)):
+    for batch, keys in ((64, 1024),) if quick else ((1, 1024), (1, 8192), (8, 8192), (32, 1024), (64, 1024), (64, 8192), (128, 8192)):
         yield StepCase(f"append in decode {batch} x {keys // 1024}k, pages of {PAGE}", batch, keys)
 
 
@@ -45,10 +45,12 @@ class KvCachePlan:
             ("problem_init", [POINTER(problem_t), POINTER(flashcore.problem), c_uint64]),
             ("create", [POINTER(flashcore.problem), POINTER(problem_t), c_int32, c_int32, POINTER(c_void_p)]),
             ("launch", [c_void_p, c_void_p, POINTER(flashcore.tensors), POINTER(self.tensors_t)]),
+            ("workspace_bytes", [c_void_p]),
             ("destroy", [c_void_p]),
         ):
             function = getattr(self.library, f"flashcore_kvcache_{name}")
             function.restype, function.argtypes = c_int32, arguments
+        self.library.flashcore_kvcache_workspace_bytes.restype = c_uint64
         constant, attention, problem = flashcore.constants, flashcore.problem(), problem_t()
         bf16 = constant["FLASHCORE_DTYPE_BF16"]
         flashcore.check(self.library.flashcore_problem_init(byref(attention), case.batch, HEADS, 1, DIM, bf16))
@@ -81,6 +83,11 @@ class KvCachePlan:
             for name in names:
                 setattr(struct, name, tensors[name].data_ptr())
         attention.output = out.data_ptr()
+        # A captured launch brings its own; those of one stream or graph may share it.
+        words = math.ceil(self.library.flashcore_kvcache_workspace_bytes(self.handle) / 4)
+        workspace = torch.zeros(words, dtype=torch.int32, device="cuda")
+        if words:
+            attention.workspace = workspace.data_ptr()
 
         def launch():
             stream = torch.cuda.current_stream().cuda_stream
@@ -88,7 +95,7 @@ class KvCachePlan:
             self.flashcore.check(launched)
 
         # The structs have addresses only; these keep the memory and the plan.
-        launch.keeps = tensors, out, self
+        launch.keeps = tensors, out, workspace, self
         return launch
 
     def __del__(self):

@@ -10,11 +10,18 @@ import sys
 
 import torch
 import torch.nn.functional as functional
+from serving_cases import offsets
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# FlashAttention-3 as a wheel of vLLM has it: packed queries only, and pages, which the wheel of fa3-fwd does not have.
+VLLM = "_vllm_fa3_C.abi3.so"
 
 
 def load_fa3(folder):
-    """Loads the _C.so of a folder, in which kernels that were not built are undefined until they are called."""
+    """`fwd` and `get_scheduler_metadata` of the _C.so of a folder, its own build or that of the wheel of fa3-fwd.
+
+    Kernels that were not built are undefined until they are called.
+    """
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)
     sys.path.insert(0, folder)
@@ -23,7 +30,31 @@ def load_fa3(folder):
     finally:
         sys.path.remove(folder)
         sys.setdlopenflags(flags)
-    return torch.ops.flash_attn_3.fwd.default, torch.ops.flash_attn_3.get_scheduler_metadata.default
+    operators = torch.ops.flash_attn_3 if hasattr(torch.ops.flash_attn_3, "fwd") else torch.ops.fa3_fwd
+    return operators.fwd.default, operators.get_scheduler_metadata.default
+
+
+def load_vllm(path):
+    """The same functions from vLLM's build, whose operators have no defaults."""
+    torch.ops.load_library(path)
+
+    def with_defaults(operator):
+        names = [argument.name for argument in operator._schema.arguments]
+        # Of an optional argument the default is None; these are no optionals.
+        values = {"window_size_left": -1, "window_size_right": -1, "num_splits": 0, "softcap": 0.0, "sm_margin": 0}
+        values |= {"is_causal": False, "has_softcap": False, "is_rotary_interleaved": False, "max_seqlen_k_new": 0}
+        values |= {"cp_world_size": 1, "cp_rank": 0}
+
+        def call(*arguments, **named):
+            given = {**values, **dict(zip(names, arguments)), **named}
+            if "softmax_scale" in names:
+                given["softmax_scale"] = given["q"].shape[-1] ** -0.5
+            return operator(*(given.get(name) for name in names))
+
+        return call
+
+    operators = torch.ops._vllm_fa3_C
+    return with_defaults(operators.fwd.default), with_defaults(operators.get_scheduler_metadata.default)
 
 
 def absent_fa3(folder):
@@ -42,15 +73,17 @@ class Fa3:
 
     def __init__(self, folder):
         self.forward, self.get_metadata = load_fa3(folder)
+        path = os.path.join(folder, VLLM)
+        self.of_pages = load_vllm(path) if os.path.exists(path) else None
         self.metadata = {}
 
-    def scheduler_metadata(self, case, kv, cu_seqlens_q):
+    def scheduler_metadata(self, get_metadata, case, kv, cu_seqlens_q):
         """The metadata for a batch, computed once for all copies of its tensors."""
         key = case.suite, case.name, case.causal, kv.kind
         if key not in self.metadata:
             device = kv.k.device
             self.metadata = {
-                key: self.get_metadata(
+                key: get_metadata(
                     case.batch,
                     max(case.q_lens),
                     kv.max_k,
@@ -69,6 +102,11 @@ class Fa3:
         return self.metadata[key]
 
     def calls(self, case, q, kv, cu_seqlens_q, out):
+        forward, get_metadata = self.forward, self.get_metadata
+        if kv.page and self.of_pages:
+            forward, get_metadata = self.of_pages
+            if cu_seqlens_q is None:
+                q, out, cu_seqlens_q = q.flatten(0, 1), None, offsets(case.q_lens, q.device)
         arguments = {"out": out, "is_causal": case.causal, **kv.operands}
         if cu_seqlens_q is not None:
             arguments |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max(case.q_lens)}
@@ -78,10 +116,10 @@ class Fa3:
         planned = dict(arguments)
         if kv.kind == "rect":
             planned["seqused_k"] = torch.tensor(case.k_lens, dtype=torch.int32, device=kv.k.device)
-        planned["scheduler_metadata"] = self.scheduler_metadata(case, kv, cu_seqlens_q)
+        planned["scheduler_metadata"] = self.scheduler_metadata(get_metadata, case, kv, cu_seqlens_q)
         return {
-            "fa3": lambda: self.forward(q, kv.k, kv.v, **arguments)[0],
-            "fa3-metadata": lambda: self.forward(q, kv.k, kv.v, **planned)[0],
+            "fa3": lambda: forward(q, kv.k, kv.v, **arguments)[0],
+            "fa3-metadata": lambda: forward(q, kv.k, kv.v, **planned)[0],
         }
 
 
