@@ -38,6 +38,7 @@ from serving_checks import CHECKS
 from serving_peers import Fa3, absent_fa3, peer_calls
 
 PEERS = ["fa3", "fa2", "cudnn", "cudnn-varlen", "torch-compiled"]
+KINDS = ["rect", "padded", "varlen", "paged"]
 GRAPH_MICROSECONDS = 400
 
 
@@ -371,6 +372,8 @@ def work(bench, arguments):
             yield from FURTHER[suite](bench, arguments)
             continue
         for case in TIMED[suite](arguments.quick):
+            if case.kind not in arguments.kinds:
+                continue
             yield f"{suite}: {case.name} {'causal' if case.causal else 'full'}", lambda case=case: bench.measure(case)
 
 
@@ -418,6 +421,7 @@ def parse(arguments=None):
     parser.add_argument("--fa3", help="the folder with FlashAttention-3's _C.so")
     parser.add_argument("--suite", nargs="+", default=suites, choices=suites)
     parser.add_argument("--peers", nargs="+", default=PEERS[:3], choices=PEERS)
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="layouts of K and V of attention in 16 bits")
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
     parser.add_argument("--check", action="store_true", help="compare outputs and time nothing")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="the CPU only with --check")

@@ -13,15 +13,18 @@ import torch.nn.functional as functional
 from serving_cases import offsets
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# FlashAttention-3 as a wheel of vLLM has it: packed queries only, and pages, which the wheel of fa3-fwd does not have.
+# FlashAttention-3 as a wheel of vLLM has it: with pages, which the wheel of fa3-fwd lacks, and for packed queries only. One
+# process must not load both: their symbols have the same names.
 VLLM = "_vllm_fa3_C.abi3.so"
 
 
 def load_fa3(folder):
-    """`fwd` and `get_scheduler_metadata` of the _C.so of a folder, its own build or that of the wheel of fa3-fwd.
+    """`fwd` and `get_scheduler_metadata` of a folder: of its VLLM, or of its _C.so, which may be that of the wheel of fa3-fwd.
 
-    Kernels that were not built are undefined until they are called.
+    In a _C.so, kernels that were not built are undefined until they are called.
     """
+    if os.path.exists(os.path.join(folder, VLLM)):
+        return load_vllm(os.path.join(folder, VLLM))
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)
     sys.path.insert(0, folder)
@@ -64,7 +67,7 @@ def absent_fa3(folder):
     try:
         load_fa3(folder)
     except (ImportError, OSError, AttributeError) as error:
-        return f"FlashAttention-3 is not measured: {folder} has no _C.so that loads: {error}"
+        return f"FlashAttention-3 is not measured: {folder} has no _C.so or {VLLM} that loads: {error}"
     return None
 
 
@@ -73,17 +76,16 @@ class Fa3:
 
     def __init__(self, folder):
         self.forward, self.get_metadata = load_fa3(folder)
-        path = os.path.join(folder, VLLM)
-        self.of_pages = load_vllm(path) if os.path.exists(path) else None
+        self.is_packed = os.path.exists(os.path.join(folder, VLLM))
         self.metadata = {}
 
-    def scheduler_metadata(self, get_metadata, case, kv, cu_seqlens_q):
+    def scheduler_metadata(self, case, kv, cu_seqlens_q):
         """The metadata for a batch, computed once for all copies of its tensors."""
         key = case.suite, case.name, case.causal, kv.kind
         if key not in self.metadata:
             device = kv.k.device
             self.metadata = {
-                key: get_metadata(
+                key: self.get_metadata(
                     case.batch,
                     max(case.q_lens),
                     kv.max_k,
@@ -102,11 +104,8 @@ class Fa3:
         return self.metadata[key]
 
     def calls(self, case, q, kv, cu_seqlens_q, out):
-        forward, get_metadata = self.forward, self.get_metadata
-        if kv.page and self.of_pages:
-            forward, get_metadata = self.of_pages
-            if cu_seqlens_q is None:
-                q, out, cu_seqlens_q = q.flatten(0, 1), None, offsets(case.q_lens, q.device)
+        if self.is_packed and cu_seqlens_q is None:
+            q, out, cu_seqlens_q = q.flatten(0, 1), None, offsets(case.q_lens, q.device)
         arguments = {"out": out, "is_causal": case.causal, **kv.operands}
         if cu_seqlens_q is not None:
             arguments |= {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max(case.q_lens)}
@@ -116,10 +115,10 @@ class Fa3:
         planned = dict(arguments)
         if kv.kind == "rect":
             planned["seqused_k"] = torch.tensor(case.k_lens, dtype=torch.int32, device=kv.k.device)
-        planned["scheduler_metadata"] = self.scheduler_metadata(get_metadata, case, kv, cu_seqlens_q)
+        planned["scheduler_metadata"] = self.scheduler_metadata(case, kv, cu_seqlens_q)
         return {
-            "fa3": lambda: forward(q, kv.k, kv.v, **arguments)[0],
-            "fa3-metadata": lambda: forward(q, kv.k, kv.v, **planned)[0],
+            "fa3": lambda: self.forward(q, kv.k, kv.v, **arguments)[0],
+            "fa3-metadata": lambda: self.forward(q, kv.k, kv.v, **planned)[0],
         }
 
 
