@@ -180,7 +180,7 @@ def fp8_builders(bench, case, inputs, fa3):
             f"{name}_descale": scale.expand(case.batch, case.kv_heads).contiguous()
             for name, scale in (("q", inputs.q_scale), ("k", inputs.k_scale), ("v", inputs.v_scale))
         }
-        return lambda: fa3.forward(inputs.q8, k, v, is_causal=case.causal, num_splits=1, **descale)[0]
+        return lambda: fa3.forward(inputs.q8, k, v, is_causal=case.causal, **descale)[0]
 
     kv_scales = {"k_scale": inputs.k_scale, "v_scale": inputs.v_scale}
     scales = {"q_scale": inputs.q_scale, **kv_scales}

@@ -198,7 +198,9 @@ fn every_config(gpu: &Gpu) {
                 });
             }
         }
-        assert!(runs > 0, "{config} takes none of the problems");
+        // A dynamic config takes packed sequences alone, which these are not; the suite `configs` has such cases.
+        let is_dynamic = config.to_string().ends_with("-dynamic");
+        assert!(runs > 0 || is_dynamic, "{config} takes none of the problems");
     }
 }
 
