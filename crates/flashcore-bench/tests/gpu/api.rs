@@ -198,7 +198,7 @@ fn every_config(gpu: &Gpu) {
                 });
             }
         }
-        // A dynamic config takes packed sequences alone, which these are not; the suite `configs` has such cases.
+        // A dynamic config takes packed sequences alone, which these are not; random cases of serving have them.
         let is_dynamic = config.to_string().ends_with("-dynamic");
         assert!(runs > 0 || is_dynamic, "{config} takes none of the problems");
     }
