@@ -111,6 +111,16 @@ fn matrices() {
         });
         counters.load_matrix
     };
+    for count in [1, 2, 4] {
+        let stored = counters(32, 4, |k, _| {
+            k.reserve_shared(512, 128);
+            let (lane, base) = (k.lane(), k.shared_base());
+            let row = k.mad::<U32>(lane, 16u32, base);
+            let pair = k.reinterpret::<U32, F16x2>(lane);
+            k.store_matrix(row, &vec![pair; count], false);
+        });
+        assert_eq!(stored.store_matrix.requests, count as u64);
+    }
     assert_eq!(loaded(16), traffic(6, 6, 6 * 128));
     assert_eq!(loaded(144), traffic(6, 6, 6 * 128));
     assert_eq!(loaded(128), traffic(6, 48, 6 * 128));

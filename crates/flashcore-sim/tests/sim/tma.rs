@@ -392,3 +392,31 @@ fn a_load_of_what_the_kernel_wrote() {
     let expected = unseen(|written| FaultKind::UnfencedGlobal { written }, x, store, load);
     threads(32).on(&memory, [x]).fails(&wrong, &expected);
 }
+
+/// Each of two CTAs loads half a box for both: the bytes count where they arrive.
+#[test]
+fn multicast_counts_the_bytes_of_every_cta() {
+    let kernel = kernel(32, |k| {
+        k.set_cluster([2, 1, 1]);
+        let map = k.tensor_map("map");
+        let [barrier, data] = with_barrier(k, 256);
+        k.cluster_sync();
+        let (first, rank) = (first_thread(k), k.cluster_rank());
+        let row = k.shl(rank, 2u32);
+        let (row, column) = (k.reinterpret::<U32, S32>(row), k.copy(0i32));
+        let target = k.mad::<U32>(rank, 128u32, data);
+        let both = k.multicast_mask(0b11);
+        k.if_then(first, |k| {
+            k.mbarrier_arrive_expect(barrier, 256u32);
+            let options = TensorCopyOptions { multicast: Some(both), policy: None };
+            k.tensor_load(target, map, &[column, row], barrier, options);
+        });
+        k.mbarrier_wait(barrier, 0u32);
+        k.cluster_sync();
+    });
+    let mut memory = GlobalMemory::new();
+    let x = memory.allocate("x", &numbers(128));
+    let map = Argument::TensorMap(TensorMap::new(x, TensorElement::U16, &[16, 8], &[32], &[16, 4]));
+    let launched = threads(32).on(&memory, []).with(&[map]).grid([2, 1, 1]).seeds(0..16);
+    assert_eq!(launched.passes(&kernel).counters.bulk_load_bytes, 512);
+}

@@ -279,7 +279,9 @@ fn a_predicate_decides_if_a_product_adds() {
             });
             let mut memory = GlobalMemory::new();
             let y = memory.allocate_uninitialised("y", 128 * 16);
-            threads(128).on(&memory, [y]).with(&[Argument::U32(scale)]).passes(&kernel);
+            let counters = threads(128).on(&memory, [y]).with(&[Argument::U32(scale)]).passes(&kernel).counters;
+            let depth = if fp8 { 32 } else { 16 };
+            assert_eq!((counters.wgmma, counters.tensor_flops), (4, 2 * 64 * 8 * depth));
             assert_eq!(words(&memory.read(y)), [expected.to_bits(); 512], "scale {scale}");
         }
     }
