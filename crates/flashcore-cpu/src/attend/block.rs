@@ -6,13 +6,14 @@ use super::score_mod;
 use crate::driver::scratch::Arena;
 use crate::microkernel::mask::LaneRanges;
 use crate::microkernel::{
-    FullBlocksArgs, LaneKeys, Microkernel, PvArgs, QkArgs, QkOperands, SoftmaxArgs, SoftmaxOutcome, convert, padded,
+    AccumulateArgs, FullBlocksArgs, FusedForward, LaneRows, MultiplyArgs, Operands, Products, Softmax, SoftmaxArgs,
+    SoftmaxOutcome, convert, padded,
 };
 use crate::simd::real::Real;
 use std::ops::Range;
 
 /// Scratch of one block. What lies past the end is left over from other blocks: it is computed with and never looked at.
-pub(super) struct BlockScratch<'a, K: Microkernel> {
+pub(super) struct BlockScratch<'a, K: Products> {
     /// For each key of a tile, padded, a lane for each query row of a panel: products, scores, weights.
     scores: &'a mut [K::Real],
     weights: &'a mut [K::Packed],
@@ -20,19 +21,19 @@ pub(super) struct BlockScratch<'a, K: Microkernel> {
     row_scale: &'a mut [K::Real],
 }
 
-impl<'a, K: Microkernel> BlockScratch<'a, K> {
+impl<'a, K: Products> BlockScratch<'a, K> {
     pub(super) fn take(arena: &mut Arena<'a>) -> Self {
         Self {
-            scores: arena.take(padded(K::KV_TILE, K::KEY_BLOCK) * K::PANEL_ROWS),
-            weights: arena.take(K::weight_size(K::KV_TILE)),
-            row_scale: arena.take(K::PANEL_ROWS),
+            scores: arena.take(padded(K::TILE_ROWS, K::ROW_BLOCK) * K::PANEL_LANES),
+            weights: arena.take(K::weight_size(K::TILE_ROWS)),
+            row_scale: arena.take(K::PANEL_LANES),
         }
     }
 }
 
 /// Attends the keys of several tiles that all rows of the panel attend, where the kernel can do that at once. Returns these
 /// keys: none where it cannot.
-pub(super) fn attend_full_blocks<K: Microkernel>(
+pub(super) fn attend_full_blocks<K: FusedForward>(
     kernel: &K,
     group: &Group<'_>,
     tiles: &KvTile<'_, K>,
@@ -51,8 +52,8 @@ pub(super) fn attend_full_blocks<K: Microkernel>(
         return none;
     }
     let (_, all) = group.attended_by(&panel.rows, &tiles.keys);
-    let start = padded(all.start - first, K::KEY_ALIGNMENT);
-    let end = all.end.saturating_sub(first) / K::KEY_ALIGNMENT * K::KEY_ALIGNMENT;
+    let start = padded(all.start - first, K::ROW_ALIGNMENT);
+    let end = all.end.saturating_sub(first) / K::ROW_ALIGNMENT * K::ROW_ALIGNMENT;
     if start >= end {
         return none;
     }
@@ -86,12 +87,12 @@ struct Block {
     /// Keys of the block, counted from the first of the tile.
     keys: Range<usize>,
     lanes: usize,
-    lane_keys: LaneKeys,
+    lane_rows: LaneRows,
 }
 
 impl Block {
     /// `None` if no row attends any of `keys`, which are some of `tile`.
-    fn new<K: Microkernel>(
+    fn new<K: Products>(
         group: &Group<'_>,
         rows: &Range<usize>,
         tile: &Range<usize>,
@@ -102,16 +103,16 @@ impl Block {
             return None;
         }
         let start = any.start - tile.start;
-        let block_keys = start - start % K::KEY_ALIGNMENT..any.end - tile.start;
+        let block_keys = start - start % K::ROW_ALIGNMENT..any.end - tile.start;
         let first_key = tile.start + block_keys.start;
-        let lane_keys = LaneKeys::new(|block| {
+        let lane_rows = LaneRows::new(|block| {
             if all.end == any.end {
                 return block_keys.len();
             }
             let rows = rows.start..rows.end.min(rows.start + (block + 1) * K::LANE_BLOCK);
             group.attended_by(&rows, keys).0.end.saturating_sub(first_key).min(block_keys.len())
         });
-        Some(Self { any, all, first_key, keys: block_keys, lanes: padded(rows.len(), K::LANE_BLOCK), lane_keys })
+        Some(Self { any, all, first_key, keys: block_keys, lanes: padded(rows.len(), K::LANE_BLOCK), lane_rows })
     }
 
     /// True if every row attends every key.
@@ -120,24 +121,18 @@ impl Block {
     }
 
     /// True if no value that a weight of zero may be multiplied by is a NaN or an infinity.
-    fn masked_values_are_finite<K: Microkernel>(&self, kernel: &K, group: &Group<'_>, tile: &Range<usize>) -> bool {
+    fn masked_values_are_finite<K: Products>(&self, kernel: &K, group: &Group<'_>, tile: &Range<usize>) -> bool {
         // A `mask_mod` may take out any key.
         let surely = if group.problem.mask_mod.is_some() { self.first_key..self.first_key } else { self.all.clone() };
         // A kernel that takes several keys at once multiplies those past the last by zero.
-        let end = (tile.start + padded(self.keys.end, K::KEY_ALIGNMENT)).min(tile.end);
+        let end = (tile.start + padded(self.keys.end, K::ROW_ALIGNMENT)).min(tile.end);
         let are_finite = |keys: Range<usize>| kernel.are_finite(group.value, keys);
         are_finite(self.first_key..surely.start.clamp(self.first_key, end))
             && are_finite(surely.end.max(self.first_key)..end)
     }
 
     /// Turns products into scores: modifiers, `score_mod`, `mask_mod` and mask.
-    fn modify_and_mask<K: Microkernel>(
-        &self,
-        kernel: &K,
-        group: &Group<'_>,
-        rows: &Range<usize>,
-        scores: &mut [K::Real],
-    ) {
+    fn modify_and_mask<K: Softmax>(&self, kernel: &K, group: &Group<'_>, rows: &Range<usize>, scores: &mut [K::Real]) {
         let (first_key, lanes) = (self.first_key, self.lanes);
         let scores = &mut scores[..self.keys.len() * lanes];
         let places = rows.clone().map(|row| group.place(row));
@@ -156,7 +151,7 @@ impl Block {
 }
 
 /// Attends those of some keys of a tile that the panel attends.
-pub(super) fn attend_block<K: Microkernel>(
+pub(super) fn attend_block<K: FusedForward>(
     kernel: &K,
     group: &Group<'_>,
     tile: &KvTile<'_, K>,
@@ -166,21 +161,18 @@ pub(super) fn attend_block<K: Microkernel>(
 ) {
     let Some(block) = Block::new::<K>(group, &panel.rows, &tile.keys, &keys) else { return };
     let (head_dim, value_dim) = (group.problem.head_dim, group.problem.value_dim);
-    let (lanes, lane_keys, keys) = (block.lanes, block.lane_keys, block.keys.clone());
+    let (lanes, lane_rows, rows) = (block.lanes, block.lane_rows, block.keys.clone());
     let is_plain = group.scoring.is_plain();
     let factor = K::Real::from_f64(group.scoring.factor());
     // Nothing is done to plain scores between product and softmax, and a mask of minus infinity stays what it is where the
     // factor is above zero.
-    let (early, late) = if K::SCALES_IN_SOFTMAX && is_plain && factor > K::Real::ZERO {
-        (K::Real::ONE, factor)
-    } else {
-        (factor, K::Real::ONE)
-    };
+    let (early, late) =
+        if is_plain && factor > K::Real::ZERO { (K::Real::ONE, factor) } else { (factor, K::Real::ONE) };
     let is_finite = block.masked_values_are_finite(kernel, group, &tile.keys);
     let mut softmax = SoftmaxArgs {
         lanes,
-        keys: keys.len(),
-        lane_keys,
+        rows: rows.len(),
+        lane_rows,
         // Under ALiBi or a bias scores may well rise from tile to tile, and a `mask_mod` may leave nothing of the first.
         updates_row_max: !is_plain || group.problem.mask_mod.is_some(),
         factor: late,
@@ -191,20 +183,12 @@ pub(super) fn attend_block<K: Microkernel>(
         row_sum: panel.row_sum,
         row_scale: scratch.row_scale,
     };
-    let operands = QkOperands { head_dim, keys: keys.clone(), key: tile.key, query: panel.query };
+    let operands = Operands { depth: head_dim, rows: rows.clone(), left: tile.key, right: panel.query };
     let mut is_done =
-        is_plain && block.is_full(group) && late == factor && kernel.qk_softmax_fused(operands, &mut softmax);
+        is_plain && block.is_full(group) && late == factor && kernel.qk_softmax_fused(&operands, &mut softmax);
     while !is_done {
-        kernel.qk_product(QkArgs {
-            head_dim,
-            lanes,
-            keys: keys.clone(),
-            lane_keys,
-            key: tile.key,
-            query: panel.query,
-            factor: early,
-            scores: softmax.scores,
-        });
+        let product = &mut *softmax.scores;
+        kernel.multiply(MultiplyArgs { operands: &operands, lanes, lane_rows, factor: early, product });
         block.modify_and_mask(kernel, group, &panel.rows, softmax.scores);
         match kernel.online_softmax(&mut softmax) {
             SoftmaxOutcome::Done => is_done = true,
@@ -215,23 +199,23 @@ pub(super) fn attend_block<K: Microkernel>(
         accumulate_attended(group, panel, &block, scratch);
         return;
     }
-    kernel.pv_product(PvArgs {
-        value_dim,
+    kernel.accumulate(AccumulateArgs {
+        columns: value_dim,
         lanes,
-        keys,
-        lane_keys,
-        value: tile.value,
-        scores: scratch.scores,
-        weights: scratch.weights,
-        row_scale: scratch.row_scale,
-        output: panel.output,
+        rows,
+        lane_rows,
+        left: tile.value,
+        weights: scratch.scores,
+        packed_weights: scratch.weights,
+        lane_scale: scratch.row_scale,
+        sums: panel.output,
         is_first: std::mem::take(&mut panel.is_first),
         prefetch: panel.prefetch,
     });
 }
 
 /// Adds weights times values for attended keys only: a weight of zero does not hide a NaN or an infinity.
-fn accumulate_attended<K: Microkernel>(
+fn accumulate_attended<K: Products>(
     group: &Group<'_>,
     panel: &mut RowPanel<'_, K>,
     block: &Block,

@@ -7,7 +7,7 @@ use super::block::{self, BlockScratch};
 use super::group::Group;
 use crate::driver::scratch::{Arena, arena_bytes};
 use crate::microkernel::prefetch::{CacheLines, PrefetchPlan};
-use crate::microkernel::{Microkernel, padded};
+use crate::microkernel::{FusedForward, Products, padded};
 use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::Problem;
@@ -29,35 +29,35 @@ pub(crate) const MAX_PACKED_TILES: usize = 16;
 pub(crate) const MAX_LANES: usize = 64;
 
 /// Bytes that [`attend_rows`] takes of an arena for so many rows.
-pub(crate) fn scratch_bytes<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
+pub(crate) fn scratch_bytes<K: FusedForward>(problem: &Problem, rows: usize) -> usize {
     let (head_dim, value_dim) = (problem.head_dim, problem.value_dim);
     let (panels, tiles) = (panels_kept::<K>(problem, rows), packed_tiles::<K>(problem));
     let packed = [
-        panels * K::query_size(head_dim),
-        tiles * K::key_size(head_dim, K::KV_TILE),
-        tiles * K::value_size(value_dim, K::KV_TILE),
-        K::weight_size(K::KV_TILE),
+        panels * K::right_size(head_dim),
+        tiles * K::left_size(head_dim, K::TILE_ROWS),
+        tiles * K::transposed_size(value_dim, K::TILE_ROWS),
+        K::weight_size(K::TILE_ROWS),
     ];
     let real = [
-        panels * padded(value_dim, K::VALUE_BLOCK) * K::PANEL_ROWS,
-        panels * K::PANEL_ROWS,
-        panels * K::PANEL_ROWS,
-        padded(K::KV_TILE, K::KEY_BLOCK) * K::PANEL_ROWS,
-        K::PANEL_ROWS,
-        value_dim * K::PANEL_ROWS,
+        panels * padded(value_dim, K::COLUMN_BLOCK) * K::PANEL_LANES,
+        panels * K::PANEL_LANES,
+        panels * K::PANEL_LANES,
+        padded(K::TILE_ROWS, K::ROW_BLOCK) * K::PANEL_LANES,
+        K::PANEL_LANES,
+        value_dim * K::PANEL_LANES,
     ];
     packed.iter().map(|&count| arena_bytes::<K::Packed>(count)).sum::<usize>()
         + real.iter().map(|&count| arena_bytes::<K::Real>(count)).sum::<usize>()
 }
 
 /// Number of tiles that are packed before the first panel attends them.
-fn packed_tiles<K: Microkernel>(problem: &Problem) -> usize {
-    problem.key_length.div_ceil(K::KV_TILE).clamp(1, K::PACKED_TILES)
+fn packed_tiles<K: FusedForward>(problem: &Problem) -> usize {
+    problem.key_length.div_ceil(K::TILE_ROWS).clamp(1, K::PACKED_TILES)
 }
 
 /// Number of panels whose state is kept: where all keys are packed at once, a panel is done before the next begins.
-fn panels_kept<K: Microkernel>(problem: &Problem, rows: usize) -> usize {
-    if problem.key_length <= packed_tiles::<K>(problem) * K::KV_TILE { 1 } else { rows.div_ceil(K::PANEL_ROWS) }
+fn panels_kept<K: FusedForward>(problem: &Problem, rows: usize) -> usize {
+    if problem.key_length <= packed_tiles::<K>(problem) * K::TILE_ROWS { 1 } else { rows.div_ceil(K::PANEL_LANES) }
 }
 
 /// A row panel that has attended its keys, still side by side in lanes.
@@ -74,7 +74,7 @@ pub(crate) struct AttendedPanel<'a, R> {
 
 /// Attends `keys`, which begin with a tile, with `rows`, which begin with a panel. Hands each panel to `deliver`, which will
 /// write its rows to `output_lines`.
-pub(crate) fn attend_rows<K: Microkernel>(
+pub(crate) fn attend_rows<K: FusedForward>(
     kernel: &K,
     group: &Group<'_>,
     rows: Range<usize>,
@@ -83,26 +83,26 @@ pub(crate) fn attend_rows<K: Microkernel>(
     output_lines: impl Fn(&Range<usize>) -> CacheLines,
     mut deliver: impl FnMut(AttendedPanel<'_, K::Real>),
 ) {
-    const { assert!(K::PANEL_ROWS <= MAX_LANES && K::KV_TILE.is_multiple_of(K::KEY_ALIGNMENT)) };
-    const { assert!(MAX_KV_TILE.is_multiple_of(K::KV_TILE)) };
+    const { assert!(K::PANEL_LANES <= MAX_LANES && K::TILE_ROWS.is_multiple_of(K::ROW_ALIGNMENT)) };
+    const { assert!(MAX_KV_TILE.is_multiple_of(K::TILE_ROWS)) };
     let mut states = PanelStates::<K>::take(arena, group.problem, rows.len());
     let mut tiles = PackedTiles::<K>::take(arena, group.problem);
-    let rows_scratch = arena.take::<K::Real>(group.problem.value_dim * K::PANEL_ROWS);
+    let rows_scratch = arena.take::<K::Real>(group.problem.value_dim * K::PANEL_LANES);
     let mut scratch = BlockScratch::<K>::take(arena);
-    let panels = rows.len().div_ceil(K::PANEL_ROWS);
+    let panels = rows.len().div_ceil(K::PANEL_LANES);
     let panel_rows = |index: usize| {
-        let first = rows.start + index * K::PANEL_ROWS;
-        first..rows.end.min(first + K::PANEL_ROWS)
+        let first = rows.start + index * K::PANEL_LANES;
+        first..rows.end.min(first + K::PANEL_LANES)
     };
 
     // Keys that no row of the group attends are as good as absent: neither their bits nor their number matter. Tiles begin
     // and end with keys that some row attends, whichever rows are here, so that a panel gives the same bits with any.
     let keys = group.attended_of(&keys);
     let (attended, _) = group.attended_by(&rows, &keys);
-    let first = attended.start - (attended.start - keys.start) % K::KV_TILE;
-    let span_keys = tiles.count * K::KV_TILE;
+    let first = attended.start - (attended.start - keys.start) % K::TILE_ROWS;
+    let span_keys = tiles.count * K::TILE_ROWS;
     // Rows that attend nothing have an output too.
-    let attended = planted!(TilesPast16: attended.start..attended.end.min(first + 16 * K::KV_TILE), attended);
+    let attended = planted!(TilesPast16: attended.start..attended.end.min(first + 16 * K::TILE_ROWS), attended);
     for start in (first..attended.end.max(first + 1)).step_by(span_keys) {
         let span = Span { keys: start..attended.end.min(start + span_keys), last_key: keys.end };
         let (is_first, is_last) = (start == first, start + span_keys >= attended.end);
@@ -123,10 +123,10 @@ pub(crate) fn attend_rows<K: Microkernel>(
                     None => group.query.prefetch(next),
                 }
                 let packed = planted!(
-                    TailOfAPanel: panel.rows.start..panel.rows.end - usize::from(panel.rows.len() % K::PANEL_ROWS > 1),
+                    TailOfAPanel: panel.rows.start..panel.rows.end - usize::from(panel.rows.len() % K::PANEL_LANES > 1),
                     panel.rows.clone()
                 );
-                kernel.pack_query(group.query, packed, panel.lanes(), panel.query);
+                kernel.pack_right(group.query, packed, panel.lanes(), panel.query);
                 panel.row_max.fill(K::Real::NEGATIVE_INFINITY);
                 panel.row_sum.fill(K::Real::ZERO);
             }
@@ -156,7 +156,7 @@ fn share_of_tiles(group: &Group<'_>, keys: &Range<usize>, panel: usize, panels: 
 }
 
 /// Query rows side by side in vector lanes, with the state of their online softmax.
-pub(super) struct RowPanel<'a, K: Microkernel> {
+pub(super) struct RowPanel<'a, K: Products> {
     pub(super) rows: Range<usize>,
     pub(super) query: &'a mut [K::Packed],
     /// A row of lanes for each column of the value, padded.
@@ -169,7 +169,7 @@ pub(super) struct RowPanel<'a, K: Microkernel> {
     pub(super) prefetch: PrefetchPlan,
 }
 
-impl<K: Microkernel> RowPanel<'_, K> {
+impl<K: Products> RowPanel<'_, K> {
     pub(super) fn lanes(&self) -> usize {
         padded(self.rows.len(), K::LANE_BLOCK)
     }
@@ -184,7 +184,7 @@ impl<K: Microkernel> RowPanel<'_, K> {
 }
 
 /// Packed queries, outputs and softmax states of the panels that are kept.
-struct PanelStates<'a, K: Microkernel> {
+struct PanelStates<'a, K: Products> {
     kept: usize,
     query_size: usize,
     output_size: usize,
@@ -194,19 +194,19 @@ struct PanelStates<'a, K: Microkernel> {
     row_sum: &'a mut [K::Real],
 }
 
-impl<'a, K: Microkernel> PanelStates<'a, K> {
+impl<'a, K: FusedForward> PanelStates<'a, K> {
     fn take(arena: &mut Arena<'a>, problem: &Problem, rows: usize) -> Self {
         let kept = panels_kept::<K>(problem, rows);
-        let query_size = K::query_size(problem.head_dim);
-        let output_size = padded(problem.value_dim, K::VALUE_BLOCK) * K::PANEL_ROWS;
+        let query_size = K::right_size(problem.head_dim);
+        let output_size = padded(problem.value_dim, K::COLUMN_BLOCK) * K::PANEL_LANES;
         Self {
             kept,
             query_size,
             output_size,
             query: arena.take(kept * query_size),
             output: arena.take(kept * output_size),
-            row_max: arena.take(kept * K::PANEL_ROWS),
-            row_sum: arena.take(kept * K::PANEL_ROWS),
+            row_max: arena.take(kept * K::PANEL_LANES),
+            row_sum: arena.take(kept * K::PANEL_LANES),
         }
     }
 
@@ -217,8 +217,8 @@ impl<'a, K: Microkernel> PanelStates<'a, K> {
             rows,
             query: &mut self.query[place * query_size..][..query_size],
             output: &mut self.output[place * output_size..][..output_size],
-            row_max: &mut self.row_max[place * K::PANEL_ROWS..][..K::PANEL_ROWS],
-            row_sum: &mut self.row_sum[place * K::PANEL_ROWS..][..K::PANEL_ROWS],
+            row_max: &mut self.row_max[place * K::PANEL_LANES..][..K::PANEL_LANES],
+            row_sum: &mut self.row_sum[place * K::PANEL_LANES..][..K::PANEL_LANES],
             is_first,
             prefetch: PrefetchPlan::NOTHING,
         }
@@ -234,20 +234,20 @@ struct Span {
 
 impl Span {
     /// Keys of each tile.
-    fn tiles<K: Microkernel>(&self) -> impl Iterator<Item = Range<usize>> {
-        self.keys.clone().step_by(K::KV_TILE).map(|start| start..self.last_key.min(start + K::KV_TILE))
+    fn tiles<K: Products>(&self) -> impl Iterator<Item = Range<usize>> {
+        self.keys.clone().step_by(K::TILE_ROWS).map(|start| start..self.last_key.min(start + K::TILE_ROWS))
     }
 }
 
 /// A tile of keys and values, packed or in place, or several packed ones.
-pub(super) struct KvTile<'a, K: Microkernel> {
+pub(super) struct KvTile<'a, K: Products> {
     pub(super) keys: Range<usize>,
     pub(super) key: &'a [K::Packed],
     pub(super) value: &'a [K::Packed],
 }
 
 /// Memory for the packed tiles of a span.
-struct PackedTiles<'a, K: Microkernel> {
+struct PackedTiles<'a, K: Products> {
     count: usize,
     key_size: usize,
     value_size: usize,
@@ -255,11 +255,11 @@ struct PackedTiles<'a, K: Microkernel> {
     value: &'a mut [K::Packed],
 }
 
-impl<'a, K: Microkernel> PackedTiles<'a, K> {
+impl<'a, K: FusedForward> PackedTiles<'a, K> {
     fn take(arena: &mut Arena<'a>, problem: &Problem) -> Self {
         let count = packed_tiles::<K>(problem);
-        let key_size = K::key_size(problem.head_dim, K::KV_TILE);
-        let value_size = K::value_size(problem.value_dim, K::KV_TILE);
+        let key_size = K::left_size(problem.head_dim, K::TILE_ROWS);
+        let value_size = K::transposed_size(problem.value_dim, K::TILE_ROWS);
         let (key, value) = (arena.take(count * key_size), arena.take(count * value_size));
         Self { count, key_size, value_size, key, value }
     }
@@ -269,12 +269,12 @@ impl<'a, K: Microkernel> PackedTiles<'a, K> {
         let packed = self.key.chunks_exact_mut(self.key_size).zip(self.value.chunks_exact_mut(self.value_size));
         for (keys, (key, value)) in span.tiles::<K>().zip(packed) {
             if K::in_place(group.key, keys.clone()).is_none() {
-                kernel.pack_keys(group.key, keys.clone(), key);
+                kernel.pack_left(group.key, keys.clone(), key);
             }
             if K::in_place(group.value, keys.clone()).is_none() {
-                kernel.pack_values(group.value, keys.clone(), value);
+                kernel.pack_transposed(group.value, keys.clone(), value);
                 if let Some(scales) = group.scoring.scales.of_values(keys.clone()) {
-                    kernel.scale_values(value, group.problem.value_dim, &scales[..keys.len()]);
+                    kernel.scale_rows(value, group.problem.value_dim, &scales[..keys.len()]);
                 }
             }
         }

@@ -7,7 +7,7 @@ use crate::attend::blocked::MAX_KV_TILE;
 use crate::attend::group::Group;
 use crate::attend::scoring::Scoring;
 use crate::driver::scratch::{Arena, arena_bytes};
-use crate::microkernel::Microkernel;
+use crate::microkernel::Decode;
 use crate::microkernel::convert;
 use crate::microkernel::head::{self, Head};
 use crate::microkernel::score::ScoreModifiers;
@@ -136,7 +136,7 @@ pub(crate) fn scratch_bytes<R: Real>(problem: &Problem, heads: usize) -> usize {
 /// row max, row sum and weighted sum to `deliver`. Keys and values that are attended next are prefetched in the end.
 ///
 /// Groups take turns at every tile: where heads are adjacent, that reads memory in order.
-pub(crate) fn attend_rows<K: Microkernel>(
+pub(crate) fn attend_rows<K: Decode>(
     kernel: &K,
     groups: &[Option<Group<'_>>; MAX_HEADS],
     keys: Range<usize>,

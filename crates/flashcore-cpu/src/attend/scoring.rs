@@ -122,13 +122,13 @@ impl<'a> Scoring<'a> {
         let bias = self.inputs.bias.as_ref().map(|bias| BiasRows {
             data: bias.data,
             starts: &terms.bias_starts[lane..],
-            key_stride: bias.strides.key,
+            row_stride: bias.strides.key,
         });
         ScoreModifiers {
             scores,
             lanes,
-            row_scales: terms.row_scales.as_ref().map(|scales| &scales[lane..]),
-            key_scales: terms.key_scales.as_ref().map(|scales| &scales[..]),
+            lane_scales: terms.row_scales.as_ref().map(|scales| &scales[lane..]),
+            tile_row_scales: terms.key_scales.as_ref().map(|scales| &scales[..]),
             softcap: self.problem.softcap.map(|softcap| R::from_f64(f64::from(softcap))),
             alibi: self.inputs.alibi_slopes.map(|_| alibi),
             bias,

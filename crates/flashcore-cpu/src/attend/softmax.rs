@@ -1,5 +1,5 @@
 //! The online softmax of a row, as far as it is done once per part or once per row: row scale, sink, log-sum-exp. The part
-//! that is done once per score is [`Microkernel::online_softmax`](crate::microkernel::Microkernel::online_softmax).
+//! that is done once per score is [`Softmax::online_softmax`](crate::microkernel::Softmax::online_softmax).
 
 use crate::planted::planted;
 use crate::simd::real::Real;

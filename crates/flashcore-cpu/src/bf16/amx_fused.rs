@@ -219,8 +219,8 @@ impl FusedArgs {
 
     /// Sixteen lanes of scores that are all there, and their weights.
     fn column(&self, scores: *const f32, weights: *mut u32, blocks: usize) -> Column {
-        let (keys, pairs) = (blocks * BLOCK, blocks * BLOCK_PAIRS);
-        Column { scores, weights, lanes: LANES, keys, pairs, factor: self.factor }
+        let (rows, pairs) = (blocks * BLOCK, blocks * BLOCK_PAIRS);
+        Column { scores, weights, lanes: LANES, rows, pairs, factor: self.factor }
     }
 }
 

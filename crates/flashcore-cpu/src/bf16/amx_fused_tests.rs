@@ -2,13 +2,16 @@
 //! has none.
 
 use super::amx_fused::{self, FusedArgs, TileUnit};
-use super::kernel::MAX_PANEL_ROWS;
+use super::kernel::MAX_PANEL_LANES;
 use super::pack::LANES;
 use super::tests::Rows;
 use super::{Bf16Kernel, PairMultiplier, PairProduct};
 use crate::driver;
 use crate::microkernel::prefetch::PrefetchPlan;
-use crate::microkernel::{FullBlocksArgs, LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
+use crate::microkernel::{
+    AccumulateArgs, FullBlocksArgs, FusedForward, LaneRows, MultiplyArgs, Operands, Products, Softmax, SoftmaxArgs,
+    SoftmaxOutcome, padded,
+};
 use flashcore_problem::{Alignment, DType, Inputs, Mask, Outputs, Problem};
 use std::cell::RefCell;
 
@@ -56,8 +59,8 @@ impl TileUnit for Registers {
 struct Interleaved(crate::bf16::avx512_bf16::DotProducts);
 
 impl PairMultiplier for Interleaved {
-    const PANEL_ROWS: usize = MAX_PANEL_ROWS;
-    const KV_TILE: usize = 128;
+    const PANEL_LANES: usize = MAX_PANEL_LANES;
+    const TILE_ROWS: usize = 128;
     const IS_FUSED: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
@@ -101,19 +104,19 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
     let &Case { lanes, head_dim, value_dim, ref keys, factor, .. } = case;
     let query = Rows::scattered(lanes, head_dim, 1);
     let (key, value) = (Rows::scattered(keys.end, head_dim, 2), Rows::scattered(keys.end, value_dim, 3));
-    let mut packed_query = vec![0; Bf16Kernel::<M>::query_size(head_dim)];
-    kernel.pack_query(query.head(), 0..lanes, lanes, &mut packed_query);
-    let key_size = Bf16Kernel::<M>::key_size(head_dim, M::KV_TILE);
-    let value_size = Bf16Kernel::<M>::value_size(value_dim, M::KV_TILE);
-    let tiles = keys.end.div_ceil(M::KV_TILE);
+    let mut packed_query = vec![0; Bf16Kernel::<M>::right_size(head_dim)];
+    kernel.pack_right(query.head(), 0..lanes, lanes, &mut packed_query);
+    let key_size = Bf16Kernel::<M>::left_size(head_dim, M::TILE_ROWS);
+    let value_size = Bf16Kernel::<M>::transposed_size(value_dim, M::TILE_ROWS);
+    let tiles = keys.end.div_ceil(M::TILE_ROWS);
     let (mut packed_key, mut packed_value) = (vec![u32::MAX; tiles * key_size], vec![u32::MAX; tiles * value_size]);
-    let tile_keys = |tile: usize| tile * M::KV_TILE..keys.end.min((tile + 1) * M::KV_TILE);
+    let tile_keys = |tile: usize| tile * M::TILE_ROWS..keys.end.min((tile + 1) * M::TILE_ROWS);
     for tile in 0..tiles {
-        kernel.pack_keys(key.head(), tile_keys(tile), &mut packed_key[tile * key_size..][..key_size]);
-        kernel.pack_values(value.head(), tile_keys(tile), &mut packed_value[tile * value_size..][..value_size]);
+        kernel.pack_left(key.head(), tile_keys(tile), &mut packed_key[tile * key_size..][..key_size]);
+        kernel.pack_transposed(value.head(), tile_keys(tile), &mut packed_value[tile * value_size..][..value_size]);
     }
-    let mut scores = vec![9.0; M::KV_TILE * M::PANEL_ROWS];
-    let mut weights = vec![7; Bf16Kernel::<M>::weight_size(M::KV_TILE)];
+    let mut scores = vec![9.0; M::TILE_ROWS * M::PANEL_LANES];
+    let mut weights = vec![7; Bf16Kernel::<M>::weight_size(M::TILE_ROWS)];
     let mut row_scale = vec![9.0; lanes];
     let mut state = before(case);
     if is_fused {
@@ -135,26 +138,19 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
         return (state, is_done);
     }
     for tile in 0..tiles {
-        let first = tile * M::KV_TILE;
+        let first = tile * M::TILE_ROWS;
         let keys = keys.start.max(first) - first..tile_keys(tile).end - first;
         if keys.is_empty() {
             continue;
         }
-        let lane_keys = LaneKeys::new(|_| keys.len());
-        kernel.qk_product(QkArgs {
-            head_dim,
-            lanes,
-            keys: keys.clone(),
-            lane_keys,
-            key: &packed_key[tile * key_size..][..key_size],
-            query: &packed_query,
-            factor: 1.0,
-            scores: &mut scores,
-        });
+        let lane_rows = LaneRows::new(|_| keys.len());
+        let left = &packed_key[tile * key_size..][..key_size];
+        let operands = Operands { depth: head_dim, rows: keys.clone(), left, right: &packed_query };
+        kernel.multiply(MultiplyArgs { operands: &operands, lanes, lane_rows, factor: 1.0, product: &mut scores });
         let outcome = kernel.online_softmax(&mut SoftmaxArgs {
             lanes,
-            keys: keys.len(),
-            lane_keys,
+            rows: keys.len(),
+            lane_rows,
             updates_row_max: false,
             factor,
             scores: &mut scores,
@@ -165,16 +161,16 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
             row_scale: &mut row_scale,
         });
         assert_eq!(outcome, SoftmaxOutcome::Done);
-        kernel.pv_product(PvArgs {
-            value_dim,
+        kernel.accumulate(AccumulateArgs {
+            columns: value_dim,
             lanes,
-            keys,
-            lane_keys,
-            value: &packed_value[tile * value_size..][..value_size],
-            scores: &scores,
-            weights: &weights,
-            row_scale: &row_scale,
-            output: &mut state.output,
+            rows: keys,
+            lane_rows,
+            left: &packed_value[tile * value_size..][..value_size],
+            weights: &scores,
+            packed_weights: &weights,
+            lane_scale: &row_scale,
+            sums: &mut state.output,
             is_first: false,
             prefetch: PrefetchPlan::NOTHING,
         });
@@ -185,7 +181,7 @@ fn attend_block<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_fused
 /// Both ways give the same means of values, where a row panel has so many lanes. Sums and outputs may be relative to
 /// different row maxes.
 fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, case: &Case, is_expected: bool) {
-    if case.lanes > M::PANEL_ROWS {
+    if case.lanes > M::PANEL_LANES {
         return;
     }
     let name = format!("{:?} {} {}", case.keys, case.head_dim, case.row_max);

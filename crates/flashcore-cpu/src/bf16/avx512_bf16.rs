@@ -22,8 +22,8 @@ pub(crate) fn detect() -> Option<Bf16Kernel<DotProducts>> {
 const ROWS: usize = 12;
 
 impl PairMultiplier for DotProducts {
-    const PANEL_ROWS: usize = 2 * LANES;
-    const KV_TILE: usize = crate::attend::blocked::KV_TILE;
+    const PANEL_LANES: usize = 2 * LANES;
+    const TILE_ROWS: usize = crate::attend::blocked::KV_TILE;
 
     unsafe fn multiply(&self, product: PairProduct) {
         // SAFETY: `self` is a witness of the processor's features, and the caller vouches for the operands.

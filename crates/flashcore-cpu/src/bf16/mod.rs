@@ -42,9 +42,9 @@ pub(crate) struct PairProduct {
 /// Instructions that multiply pairs. A value of it is a witness that the processor has them.
 pub(crate) trait PairMultiplier: Sync {
     /// Query rows of a row panel: 32 or 64.
-    const PANEL_ROWS: usize;
+    const PANEL_LANES: usize;
     /// Keys of one tile.
-    const KV_TILE: usize;
+    const TILE_ROWS: usize;
     /// True if units of their own multiply while vectors compute the softmax, so that
     /// [`attend_fused`](Self::attend_fused) is there.
     const IS_FUSED: bool = false;

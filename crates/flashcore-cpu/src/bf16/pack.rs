@@ -1,15 +1,15 @@
 //! Packing of `bf16` elements in pairs (VNNI layout), as the products of both bf16 levels read them.
 //!
-//! A pair is two elements that one instruction multiplies and adds together, in 32 bits: two neighbouring columns of a
-//! query and a key, or the values and the weights of two neighbouring keys. A slab is a slice of the depth:
-//! sixteen pairs of each row of a left factor, row after row of 64 bytes, so that sixteen rows of it fill a tile register.
+//! A pair is two elements that one instruction multiplies and adds together, in 32 bits: two neighbouring columns of both
+//! operands, or two neighbouring rows of a transposed operand and its weights. A slab is a slice of the depth: sixteen pairs
+//! of each row of a left operand, row after row of 64 bytes, so that sixteen rows of it fill a tile register.
 //!
 //! | operand | layout |
 //! |---|---|
-//! | query | pairs of columns, a row of `lanes` for each |
-//! | keys | slabs of 32 columns, a row for each key |
-//! | values | slabs of 32 keys, a row for each column: transposed |
-//! | weights | pairs of keys, a row of `lanes` for each |
+//! | right | pairs of columns, a row of `lanes` for each |
+//! | left | slabs of 32 columns, a row for each row |
+//! | left, transposed | slabs of 32 rows, a row for each column |
+//! | weights | pairs of rows, a row of `lanes` for each |
 
 use crate::microkernel::head::Head;
 use crate::microkernel::padded;
@@ -30,10 +30,10 @@ pub(crate) const DEPTH: usize = 2 * PAIRS;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
-/// Header of packed values: nonzero if they are tiny, below [`TINY`].
-pub(crate) const VALUE_HEADER: usize = PAIRS;
+/// Header of a transposed operand: nonzero if its elements are tiny, below [`TINY`].
+pub(crate) const HEADER: usize = PAIRS;
 
-/// Bits of 2^-62. The products flush subnormal elements, products and sums to zero; values none of which reaches this are
+/// Bits of 2^-62. The products flush subnormal elements, products and sums to zero; elements none of which reaches this are
 /// packed times [`TINY_FACTOR`], and their sums are divided by it.
 const TINY: u16 = (127 - 62) << 7;
 /// 2^64: the least subnormal, 2^-133, becomes 2^-69.
@@ -44,24 +44,24 @@ pub(crate) const fn slabs(depth: usize) -> usize {
     depth.div_ceil(DEPTH)
 }
 
-/// Number of pairs of `lanes` queries of `head_dim` columns.
-pub(crate) const fn query_size(head_dim: usize, lanes: usize) -> usize {
-    slabs(head_dim) * PAIRS * lanes
+/// Number of pairs of a right operand of `depth` columns.
+pub(crate) const fn right_size(depth: usize, lanes: usize) -> usize {
+    slabs(depth) * PAIRS * lanes
 }
 
-/// Number of pairs of keys.
-pub(crate) const fn key_size(head_dim: usize, keys: usize) -> usize {
-    slabs(head_dim) * padded(keys, LANES) * PAIRS
+/// Number of pairs of a left operand of `depth` columns.
+pub(crate) const fn left_size(depth: usize, rows: usize) -> usize {
+    slabs(depth) * padded(rows, LANES) * PAIRS
 }
 
-/// Number of pairs of values, with their header.
-pub(crate) const fn value_size(value_dim: usize, keys: usize) -> usize {
-    VALUE_HEADER + slabs(keys) * padded(value_dim, LANES) * PAIRS
+/// Number of pairs of a transposed left operand, with its header.
+pub(crate) const fn transposed_size(columns: usize, rows: usize) -> usize {
+    HEADER + slabs(rows) * padded(columns, LANES) * PAIRS
 }
 
-/// Divisor of the outputs of these packed values, unless it is 1.
-pub(crate) fn divisor(packed_values: &[u32]) -> Option<f32> {
-    (packed_values[0] != 0).then_some(TINY_FACTOR)
+/// Divisor of the products of a packed transposed operand, unless it is 1.
+pub(crate) fn divisor(transposed: &[u32]) -> Option<f32> {
+    (transposed[0] != 0).then_some(TINY_FACTOR)
 }
 
 /// Mask of the elements below `count` in a vector of `SIZE` elements that begins at `first`.
@@ -107,17 +107,17 @@ pub(crate) fn magnitudes(head: Head<'_>, rows: Range<usize>) -> Magnitudes {
     Magnitudes { has_subnormal: has_subnormal != 0, largest }
 }
 
-/// Packs rows of the query. Lanes without a row, and columns that only pad, are zero.
+/// Packs a right operand. Lanes without a row, and columns that only pad, are zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [u32]) {
-    let columns = query.columns();
+pub(crate) fn pack_right(head: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [u32]) {
+    let columns = head.columns();
     for (slab, pairs) in packed.chunks_exact_mut(PAIRS * lanes).take(slabs(columns)).enumerate() {
         let mask = elements::<DEPTH>(slab * DEPTH, columns);
         for first_lane in (0..lanes).step_by(LANES) {
             let mut block = [_mm512_setzero_si512(); LANES];
             for (vector, row) in block.iter_mut().zip(rows.clone().skip(first_lane)) {
                 // SAFETY: only elements that the row has are read.
-                *vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(query.row(row), slab * DEPTH)) };
+                *vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(head.row(row), slab * DEPTH)) };
             }
             for (place, vector) in pairs[first_lane..].chunks_mut(lanes).zip(transposed(&block)) {
                 store(vector, &mut place[..PAIRS]);
@@ -126,63 +126,63 @@ pub(crate) fn pack_query(query: Head<'_>, rows: Range<usize>, lanes: usize, pack
     }
 }
 
-/// Packs keys. Columns that only pad are zero; rows that only pad are undefined.
+/// Packs a left operand. Columns that only pad are zero; rows that only pad are undefined.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn pack_keys(key: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
-    let columns = key.columns();
+pub(crate) fn pack_left(head: Head<'_>, rows: Range<usize>, packed: &mut [u32]) {
+    let columns = head.columns();
     let slab_size = packed.len() / slabs(columns);
-    for (slab, rows) in packed.chunks_exact_mut(slab_size).enumerate() {
+    for (slab, places) in packed.chunks_exact_mut(slab_size).enumerate() {
         let mask = elements::<DEPTH>(slab * DEPTH, columns);
-        for (place, key_index) in rows.chunks_exact_mut(PAIRS).zip(keys.clone()) {
+        for (place, row) in places.chunks_exact_mut(PAIRS).zip(rows.clone()) {
             // SAFETY: only elements that the row has are read.
-            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(key.row(key_index), slab * DEPTH)) };
+            let vector = unsafe { _mm512_maskz_loadu_epi16(mask, address(head.row(row), slab * DEPTH)) };
             store(vector, place);
         }
     }
 }
 
-/// Packs values, transposed. Columns and keys that only pad are zero.
+/// Packs a left operand, transposed. Columns and rows that only pad are zero.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn pack_values(value: Head<'_>, keys: Range<usize>, packed: &mut [u32]) {
-    let columns = value.columns();
-    let is_tiny = are_tiny(value, keys.clone());
-    let (header, slabs) = packed.split_at_mut(VALUE_HEADER);
+pub(crate) fn pack_transposed(head: Head<'_>, rows: Range<usize>, packed: &mut [u32]) {
+    let columns = head.columns();
+    let is_tiny = are_tiny(head, rows.clone());
+    let (header, slabs) = packed.split_at_mut(HEADER);
     header.fill(u32::from(is_tiny));
     let slab_size = padded(columns, LANES) * PAIRS;
-    for (slab, first_key) in slabs.chunks_exact_mut(slab_size).zip(keys.clone().step_by(DEPTH)) {
-        let keys = first_key..keys.end.min(first_key + DEPTH);
-        for (rows, first_column) in slab.chunks_mut(DEPTH * PAIRS).zip((0..columns).step_by(DEPTH)) {
+    for (slab, first_row) in slabs.chunks_exact_mut(slab_size).zip(rows.clone().step_by(DEPTH)) {
+        let rows = first_row..rows.end.min(first_row + DEPTH);
+        for (places, first_column) in slab.chunks_mut(DEPTH * PAIRS).zip((0..columns).step_by(DEPTH)) {
             if is_tiny {
-                pack_columns(value, keys.clone(), first_column, rows, |row| times(row, TINY_FACTOR));
+                pack_columns(head, rows.clone(), first_column, places, |row| times(row, TINY_FACTOR));
             } else {
-                pack_columns(value, keys.clone(), first_column, rows, |row| row);
+                pack_columns(head, rows.clone(), first_column, places, |row| row);
             }
         }
     }
 }
 
-/// Packs up to 32 columns of up to 32 values, each row as `change` makes it.
+/// Packs up to 32 columns of up to 32 rows, each row as `change` makes it.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 #[inline]
 fn pack_columns(
-    value: Head<'_>,
-    keys: Range<usize>,
+    head: Head<'_>,
+    rows: Range<usize>,
     first_column: usize,
-    rows: &mut [u32],
+    places: &mut [u32],
     change: impl Fn(__m512i) -> __m512i,
 ) {
-    let mask = elements::<DEPTH>(first_column, value.columns());
-    let row = |key: usize| {
-        if key >= keys.end {
+    let mask = elements::<DEPTH>(first_column, head.columns());
+    let row = |row: usize| {
+        if row >= rows.end {
             return _mm512_setzero_si512();
         }
         // SAFETY: only elements that the row has are read.
-        change(unsafe { _mm512_maskz_loadu_epi16(mask, address(value.row(key), first_column)) })
+        change(unsafe { _mm512_maskz_loadu_epi16(mask, address(head.row(row), first_column)) })
     };
     let mut low = [_mm512_setzero_si512(); LANES];
     let mut high = low;
     for (pair, (low, high)) in low.iter_mut().zip(&mut high).enumerate() {
-        let (even, odd) = (row(keys.start + 2 * pair), row(keys.start + 2 * pair + 1));
+        let (even, odd) = (row(rows.start + 2 * pair), row(rows.start + 2 * pair + 1));
         *low = _mm512_unpacklo_epi16(even, odd);
         *high = _mm512_unpackhi_epi16(even, odd);
     }
@@ -190,7 +190,7 @@ fn pack_columns(
     for (half, pairs) in [low, high].iter().enumerate() {
         for (index, vector) in transposed(pairs).into_iter().enumerate() {
             let column = index / 4 * 8 + half * 4 + index % 4;
-            if let Some(place) = rows.get_mut(column * PAIRS..(column + 1) * PAIRS) {
+            if let Some(place) = places.get_mut(column * PAIRS..(column + 1) * PAIRS) {
                 store(vector, place);
             }
         }

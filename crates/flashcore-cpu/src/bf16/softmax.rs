@@ -3,13 +3,15 @@
 use core::arch::x86_64::{
     __m512, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEG_INF, _mm512_add_epi32, _mm512_add_ps,
     _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps,
-    _mm512_mask_blend_epi16, _mm512_mask_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_ps, _mm512_scalef_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi32, _mm512_storeu_ps,
-    _mm512_storeu_si512, _mm512_sub_ps,
+    _mm512_mask_blend_epi16, _mm512_mask_mov_ps, _mm512_mul_ps, _mm512_reduce_ps, _mm512_scalef_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+    _mm512_sub_ps,
 };
 
 use super::pack::{DEPTH, LANES};
-use crate::microkernel::{Microkernel, SoftmaxArgs, padded};
+use crate::microkernel::softmax::Column;
+use crate::microkernel::{Products, SoftmaxArgs, padded};
+use crate::simd::avx512::Zmm;
 
 /// Coefficients of `2^x` on [0, 1], highest power first. Interpolates `(2^x - 1) / x` at Chebyshev nodes; the last is exact, so that
 /// `2^0` is.
@@ -27,30 +29,22 @@ const RESCALE_THRESHOLD: f32 = 4.0;
 /// One step of the online softmax. The row sum is that of weights before they are rounded: good enough for the log-sum-exp,
 /// which a sum of weights with eight bits is not.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
-    let lanes = args.lanes;
-    let pairs = padded(args.keys, DEPTH) / 2;
-    let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
-    assert!(
-        lanes.is_multiple_of(LANES)
-            && args.scores.len() >= args.keys * lanes
-            && args.weights.len() >= pairs * lanes
-            && of_lanes.iter().all(|&length| length >= lanes),
-        "a row panel of scores that is too small"
-    );
+pub(crate) fn online_softmax<K: Products<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
+    assert!(args.fits(), "a row panel of scores that is too small");
+    let (lanes, pairs) = (args.lanes, padded(args.rows, DEPTH) / 2);
     let factor = _mm512_set1_ps(args.factor);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
-        let keys = args.lane_keys.of_block(block).min(args.keys);
+        let rows = args.lane_rows.of_block(block);
         // SAFETY: every row of the panel has a vector at this lane, as asserted.
         unsafe {
             let scores = args.scores.as_mut_ptr().add(lane);
             let weights = args.weights.as_mut_ptr().add(lane);
             let old = _mm512_loadu_ps(args.row_max.as_ptr().add(lane));
-            let new = update_row_max(old, _mm512_mul_ps(largest(scores, keys, lanes), factor));
+            let new = update_row_max(old, _mm512_mul_ps(Column { scores, lanes }.largest::<Zmm>(rows).0, factor));
             let is_empty = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(new, _mm512_set1_ps(f32::NEG_INFINITY));
             let shift = _mm512_mask_mov_ps(new, is_empty, _mm512_setzero_ps());
-            let weight = |key: usize| {
-                let place = scores.add(key * lanes);
+            let weight = |row: usize| {
+                let place = scores.add(row * lanes);
                 let weight = exp2(_mm512_fmsub_ps(_mm512_loadu_ps(place), factor, shift));
                 if args.keeps_weights {
                     _mm512_storeu_ps(place, weight);
@@ -58,18 +52,18 @@ pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mu
                 weight
             };
             let (mut even_sum, mut odd_sum) = (_mm512_setzero_ps(), _mm512_setzero_ps());
-            for pair in 0..keys / 2 {
+            for pair in 0..rows / 2 {
                 let (even, odd) = (weight(2 * pair), weight(2 * pair + 1));
                 even_sum = _mm512_add_ps(even_sum, even);
                 odd_sum = _mm512_add_ps(odd_sum, odd);
                 _mm512_storeu_si512(weights.add(pair * lanes).cast(), rounded(even, odd));
             }
-            if !keys.is_multiple_of(2) {
-                let last = weight(keys - 1);
+            if !rows.is_multiple_of(2) {
+                let last = weight(rows - 1);
                 even_sum = _mm512_add_ps(even_sum, last);
-                _mm512_storeu_si512(weights.add(keys / 2 * lanes).cast(), rounded(last, _mm512_setzero_ps()));
+                _mm512_storeu_si512(weights.add(rows / 2 * lanes).cast(), rounded(last, _mm512_setzero_ps()));
             }
-            for pair in keys.div_ceil(2)..pairs {
+            for pair in rows.div_ceil(2)..pairs {
                 _mm512_storeu_si512(weights.add(pair * lanes).cast(), _mm512_setzero_si512());
             }
             let is_same = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(old, new);
@@ -83,30 +77,25 @@ pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mu
     }
 }
 
-/// Largest score of each lane, NaNs left out; minus infinity of none.
-///
-/// # Safety
-///
-/// There are `keys` rows of `lanes` with a vector at `scores`.
+/// Packs weights: see [`Products::pack_weights`]. Rows that only pad get zeros.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn largest(scores: *const f32, keys: usize, lanes: usize) -> __m512 {
-    // Four at a time, because each takes four cycles.
-    const CHAINS: usize = 4;
-    let mut largest = [_mm512_set1_ps(f32::NEG_INFINITY); CHAINS];
-    let whole = keys - keys % CHAINS;
-    // SAFETY: the caller vouches for the rows.
-    unsafe {
-        // The second operand is the result where either is a NaN.
-        for key in (0..whole).step_by(CHAINS) {
-            for (index, largest) in largest.iter_mut().enumerate() {
-                *largest = _mm512_max_ps(_mm512_loadu_ps(scores.add((key + index) * lanes)), *largest);
-            }
-        }
-        for key in whole..keys {
-            largest[0] = _mm512_max_ps(_mm512_loadu_ps(scores.add(key * lanes)), largest[0]);
+pub(crate) fn pack_weights(weights: &[f32], lanes: usize, packed: &mut [u32]) {
+    let rows = weights.len() / lanes;
+    for (pair, places) in packed.chunks_exact_mut(lanes).enumerate() {
+        for (vector, place) in places.chunks_exact_mut(LANES).enumerate() {
+            let load = |row: usize| {
+                if row >= rows {
+                    return _mm512_setzero_ps();
+                }
+                let weights = &weights[row * lanes + vector * LANES..][..LANES];
+                // SAFETY: the slice is a vector.
+                unsafe { _mm512_loadu_ps(weights.as_ptr()) }
+            };
+            let pairs = rounded(load(2 * pair), load(2 * pair + 1));
+            // SAFETY: the place has room for a vector.
+            unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), pairs) };
         }
     }
-    _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]))
 }
 
 /// New row max, given the `old` one and the largest of the new scores (lazy rescale).

@@ -12,8 +12,9 @@
 //! rounding alone makes that 3.9e-3, 1.6e-3 and 0.
 
 use super::pack::{DEPTH, LANES};
-use super::softmax::{exp2, largest};
-use crate::microkernel::{Microkernel, SoftmaxArgs, padded};
+use super::softmax::exp2;
+use crate::microkernel::{Products, SoftmaxArgs, padded, softmax};
+use crate::simd::avx512::Zmm;
 use core::arch::x86_64::{
     __m512, __m512bh, __m512i, _CMP_EQ_OQ, _CMP_GT_OQ, _MM_FROUND_TO_POS_INF, _mm_setr_epi8, _mm512_add_ps,
     _mm512_adds_epu16, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_cmp_ps_mask, _mm512_cvtps_epi32,
@@ -61,27 +62,22 @@ const TO_POWER: [u8; 64] = [
 /// One step of the softmax, as [`softmax::online_softmax`](super::softmax::online_softmax) does it, for finite scores up to [`LARGEST_SCORE`] and
 /// those of minus infinity. Weights are left in `weights` alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
-pub(crate) fn online_softmax<K: Microkernel<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
-    let (lanes, pairs) = (args.lanes, padded(args.keys, DEPTH) / 2);
-    let of_lanes = [args.row_max.len(), args.row_sum.len(), args.row_scale.len()];
+pub(crate) fn online_softmax<K: Products<Real = f32, Packed = u32>>(args: &mut SoftmaxArgs<'_, K>) {
     assert!(
-        lanes.is_multiple_of(LANES)
-            && args.scores.len() >= args.keys * lanes
-            && args.weights.len() >= pairs * lanes
-            && of_lanes.iter().all(|&length| length >= lanes)
-            && !args.keeps_weights,
+        args.fits() && !args.keeps_weights,
         "a row panel of scores that is too small, or whose weights are to be kept"
     );
+    let (lanes, pairs) = (args.lanes, padded(args.rows, DEPTH) / 2);
     let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
     for (block, lane) in (0..lanes).step_by(LANES).enumerate() {
-        let keys = args.lane_keys.of_block(block).min(args.keys);
+        let rows = args.lane_rows.of_block(block);
         // SAFETY: every row of the panel has a vector at this lane, as asserted.
         unsafe {
             let column = Column {
                 scores: args.scores.as_ptr().add(lane),
                 weights: args.weights.as_mut_ptr().add(lane),
                 lanes,
-                keys,
+                rows,
                 pairs,
                 factor: args.factor,
             };
@@ -158,9 +154,10 @@ impl Scale {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
 #[inline]
 pub(super) unsafe fn update_row_max(old: __m512, column: &Column) -> __m512 {
+    let scores = softmax::Column { scores: column.scores.cast_mut(), lanes: column.lanes };
     // SAFETY: the caller vouches for the scores.
-    let highest = unsafe { largest(column.scores, column.keys, column.lanes) };
-    let highest = _mm512_mul_ps(highest, _mm512_set1_ps(column.factor));
+    let highest = unsafe { scores.largest::<Zmm>(column.rows) };
+    let highest = _mm512_mul_ps(highest.0, _mm512_set1_ps(column.factor));
     _mm512_max_ps(old, _mm512_roundscale_ps::<_MM_FROUND_TO_POS_INF>(highest))
 }
 
@@ -170,8 +167,8 @@ pub(super) struct Column {
     pub(super) weights: *mut u32,
     /// Elements from one row of both to the next.
     pub(super) lanes: usize,
-    pub(super) keys: usize,
-    /// Pairs of keys that have a place for weights; those past the last key get zero.
+    pub(super) rows: usize,
+    /// Pairs of rows that have a place for weights; those past the last row get zero.
     pub(super) pairs: usize,
     pub(super) factor: f32,
 }
@@ -181,38 +178,38 @@ impl Column {
     ///
     /// # Safety
     ///
-    /// Scores and weights of all keys have a vector at their places.
+    /// Scores and weights of all rows have a vector at their places.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512bf16")]
     #[inline]
     pub(super) unsafe fn exp_and_sum(&self, reference: __m512) -> __m512 {
         let scale = Scale::new(self.factor, reference);
-        let (keys, lanes) = (self.keys, self.lanes);
+        let (rows, lanes) = (self.rows, self.lanes);
         // SAFETY: the caller vouches for the places.
         unsafe {
-            let row = |key: usize| self.scores.add(key * lanes);
+            let score = |row: usize| self.scores.add(row * lanes);
             let store = |pair: usize, bits: __m512i| _mm512_storeu_si512(self.weights.add(pair * lanes).cast(), bits);
             let mut sums = [_mm512_setzero_ps(); CHAINS];
-            let pairs = keys / 2;
+            let pairs = rows / 2;
             let whole = pairs - pairs % CHAINS;
             for first in (0..whole).step_by(CHAINS) {
                 for (pair, sum) in (first..).zip(&mut sums) {
-                    let bits = scale.pair(row(2 * pair), row(2 * pair + 1));
+                    let bits = scale.pair(score(2 * pair), score(2 * pair + 1));
                     store(pair, bits);
                     *sum = added(*sum, bits);
                 }
             }
             for pair in whole..pairs {
-                let bits = scale.pair(row(2 * pair), row(2 * pair + 1));
+                let bits = scale.pair(score(2 * pair), score(2 * pair + 1));
                 store(pair, bits);
                 sums[0] = added(sums[0], bits);
             }
-            if !keys.is_multiple_of(2) {
-                let bits = weights(scale.steps(row(keys - 1)), _mm512_setzero_si512());
+            if !rows.is_multiple_of(2) {
+                let bits = weights(scale.steps(score(rows - 1)), _mm512_setzero_si512());
                 let bits = _mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF));
                 store(pairs, bits);
                 sums[0] = added(sums[0], bits);
             }
-            for pair in keys.div_ceil(2)..self.pairs {
+            for pair in rows.div_ceil(2)..self.pairs {
                 store(pair, _mm512_setzero_si512());
             }
             let [first, second, third, fourth] = sums;
@@ -260,7 +257,7 @@ mod tests {
     use super::*;
     use crate::bf16::Bf16Kernel;
     use crate::bf16::avx512_bf16::DotProducts;
-    use crate::microkernel::LaneKeys;
+    use crate::microkernel::LaneRows;
 
     /// State of the softmax of one vector of lanes after some scores, and their weights.
     struct Lanes {
@@ -276,16 +273,16 @@ mod tests {
     }
 
     fn softmax_of(row_max: f32, factor: f32, scores: &[[f32; LANES]]) -> Lanes {
-        let keys = scores.len();
+        let rows = scores.len();
         let mut lanes =
             Lanes { row_max: [row_max; LANES], row_sum: [0.0; LANES], row_scale: [9.0; LANES], weights: Vec::new() };
-        let mut weights = vec![u32::MAX; padded(keys, DEPTH) / 2 * LANES];
+        let mut weights = vec![u32::MAX; Bf16Kernel::<DotProducts>::weight_size(rows)];
         // SAFETY: the processor has the instructions, as its callers have checked.
         unsafe {
             online_softmax(&mut SoftmaxArgs::<Bf16Kernel<DotProducts>> {
                 lanes: LANES,
-                keys,
-                lane_keys: LaneKeys::new(|_| keys),
+                rows,
+                lane_rows: LaneRows::new(|_| rows),
                 updates_row_max: false,
                 factor,
                 scores: scores.to_vec().as_flattened_mut(),
@@ -296,13 +293,13 @@ mod tests {
                 keeps_weights: false,
             });
         }
-        let weight = |key: usize, lane: usize| {
-            let bits = weights[key / 2 * LANES + lane] >> (16 * (key % 2)) << 16;
+        let weight = |row: usize, lane: usize| {
+            let bits = weights[row / 2 * LANES + lane] >> (16 * (row % 2)) << 16;
             // As the products read it.
             let value = f32::from_bits(bits);
             if value.is_subnormal() { 0.0 } else { value }
         };
-        lanes.weights = (0..padded(keys, DEPTH)).map(|key| std::array::from_fn(|lane| weight(key, lane))).collect();
+        lanes.weights = (0..padded(rows, DEPTH)).map(|row| std::array::from_fn(|lane| weight(row, lane))).collect();
         lanes
     }
 

@@ -1,11 +1,11 @@
 //! The bf16 microkernel against plain loops in `f64`; what it shares with others is in `microkernel/tests.rs`.
 
-use super::pack::{self, DEPTH, LANES, PAIRS, VALUE_HEADER};
+use super::pack::{self, DEPTH, HEADER, LANES, PAIRS};
 use super::{Bf16Kernel, PairMultiplier, softmax};
 use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::tests::SoftmaxCase;
-use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, padded};
+use crate::microkernel::{AccumulateArgs, LaneRows, MultiplyArgs, Operands, Products, padded};
 use flashcore_problem::{DType, Shape, Strides, Tensor};
 
 /// Calls a function of a kernel with each bf16 level that works here.
@@ -57,13 +57,13 @@ fn halves(pair: u32) -> [u16; 2] {
 }
 
 #[test]
-fn queries_are_pairs_of_columns_in_lanes() {
+fn right_operands_are_pairs_of_columns_in_lanes() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (rows, columns) in [(1, 1), (5, 2), (16, 31), (17, 32), (32, 33), (20, 100)] {
             let query = Rows::scattered(rows + 2, columns, 1);
             let lanes = padded(rows, LANES);
-            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::query_size(columns)];
-            kernel.pack_query(query.head(), 2..2 + rows, lanes, &mut packed);
+            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::right_size(columns)];
+            kernel.pack_right(query.head(), 2..2 + rows, lanes, &mut packed);
             for (index, &pair) in packed.iter().enumerate().take(padded(columns, DEPTH) / 2 * lanes) {
                 let (first, lane) = (index / lanes * 2, index % lanes);
                 let expected = [first, first + 1]
@@ -76,12 +76,12 @@ fn queries_are_pairs_of_columns_in_lanes() {
 }
 
 #[test]
-fn keys_are_slabs_of_columns() {
+fn left_operands_are_slabs_of_columns() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (16, 31), (17, 32), (32, 33), (100, 100)] {
             let key = Rows::scattered(keys + 2, columns, 1);
-            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::key_size(columns, keys)];
-            kernel.pack_keys(key.head(), 2..2 + keys, &mut packed);
+            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::left_size(columns, keys)];
+            kernel.pack_left(key.head(), 2..2 + keys, &mut packed);
             let rows = padded(keys, LANES);
             for (index, &pair) in packed.iter().enumerate() {
                 let (slab, row, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
@@ -97,15 +97,15 @@ fn keys_are_slabs_of_columns() {
 }
 
 #[test]
-fn values_are_slabs_of_keys() {
+fn transposed_operands_are_slabs_of_rows() {
     fn check<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str) {
         for (keys, columns) in [(1, 1), (5, 2), (31, 16), (32, 17), (33, 32), (100, 100)] {
             let value = Rows::scattered(keys + 2, columns, 1);
-            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::value_size(columns, keys)];
-            kernel.pack_values(value.head(), 2..2 + keys, &mut packed);
+            let mut packed = vec![u32::MAX; Bf16Kernel::<M>::transposed_size(columns, keys)];
+            kernel.pack_transposed(value.head(), 2..2 + keys, &mut packed);
             assert_eq!(pack::divisor(&packed), None);
             let rows = padded(columns, LANES);
-            for (index, &pair) in packed[VALUE_HEADER..].iter().enumerate() {
+            for (index, &pair) in packed[HEADER..].iter().enumerate() {
                 let (slab, column, pair_index) = (index / PAIRS / rows, index / PAIRS % rows, index % PAIRS);
                 let first = slab * DEPTH + 2 * pair_index;
                 let expected = [first, first + 1]
@@ -124,25 +124,23 @@ fn scores_are_as_exact_as_their_sums() {
         for head_dim in [1, 31, 64, 100, 256] {
             for (first, keys) in [(0, 16), (32, 50), (64, 128)] {
                 let (query, key) =
-                    (Rows::scattered(M::PANEL_ROWS, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
-                let mut packed_query = vec![0; Bf16Kernel::<M>::query_size(head_dim)];
-                let mut packed_key = vec![u32::MAX; Bf16Kernel::<M>::key_size(head_dim, first + keys)];
-                kernel.pack_query(query.head(), 0..M::PANEL_ROWS, M::PANEL_ROWS, &mut packed_query);
-                kernel.pack_keys(key.head(), 0..first + keys, &mut packed_key);
-                let mut scores = vec![9.0; padded(keys, LANES) * M::PANEL_ROWS];
-                kernel.qk_product(QkArgs {
-                    head_dim,
-                    lanes: M::PANEL_ROWS,
-                    keys: first..first + keys,
-                    lane_keys: LaneKeys::new(|_| keys),
-                    key: &packed_key,
-                    query: &packed_query,
+                    (Rows::scattered(M::PANEL_LANES, head_dim, 1), Rows::scattered(first + keys, head_dim, 2));
+                let mut packed_query = vec![0; Bf16Kernel::<M>::right_size(head_dim)];
+                let mut packed_key = vec![u32::MAX; Bf16Kernel::<M>::left_size(head_dim, first + keys)];
+                kernel.pack_right(query.head(), 0..M::PANEL_LANES, M::PANEL_LANES, &mut packed_query);
+                kernel.pack_left(key.head(), 0..first + keys, &mut packed_key);
+                let mut scores = vec![9.0; padded(keys, LANES) * M::PANEL_LANES];
+                let rows = first..first + keys;
+                kernel.multiply(MultiplyArgs {
+                    operands: &Operands { depth: head_dim, rows, left: &packed_key, right: &packed_query },
+                    lanes: M::PANEL_LANES,
+                    lane_rows: LaneRows::new(|_| keys),
                     factor: -0.3,
-                    scores: &mut scores,
+                    product: &mut scores,
                 });
                 let (query, key) = (query.dense(), key.dense());
-                for (index, &score) in scores[..keys * M::PANEL_ROWS].iter().enumerate() {
-                    let (row, lane) = (first + index / M::PANEL_ROWS, index % M::PANEL_ROWS);
+                for (index, &score) in scores[..keys * M::PANEL_LANES].iter().enumerate() {
+                    let (row, lane) = (first + index / M::PANEL_LANES, index % M::PANEL_LANES);
                     let products = (0..head_dim).map(|at| query[lane * head_dim + at] * key[row * head_dim + at]);
                     let exact = f64::from(-0.3_f32) * products.clone().sum::<f64>();
                     let bound =
@@ -162,41 +160,41 @@ fn check_outputs<M: PairMultiplier>(kernel: &Bf16Kernel<M>, name: &str, magnitud
         let value = Rows::new(130, value_dim, |row, column| {
             if row < keys.end { magnitude * scattered[row * value_dim + column] } else { f64::NAN }
         });
-        let mut packed = vec![u32::MAX; Bf16Kernel::<M>::value_size(value_dim, 130)];
-        kernel.pack_values(value.head(), 0..keys.end, &mut packed);
+        let mut packed = vec![u32::MAX; Bf16Kernel::<M>::transposed_size(value_dim, 130)];
+        kernel.pack_transposed(value.head(), 0..keys.end, &mut packed);
         if magnitude == 1.0 {
             // So that the padding of the last keys is a NaN.
-            kernel.pack_values(value.head(), 0..130, &mut packed);
+            kernel.pack_transposed(value.head(), 0..130, &mut packed);
         }
-        let mut scores = vec![0.0; 128 * M::PANEL_ROWS];
+        let mut scores = vec![0.0; 128 * M::PANEL_LANES];
         for (index, score) in scores.iter_mut().enumerate() {
             *score = ((index * 37) % 101) as f32 * 0.05 - 2.0;
         }
-        let mut softmax = SoftmaxCase::new(vec![0.0; M::PANEL_ROWS], vec![0.0; M::PANEL_ROWS]);
+        let mut softmax = SoftmaxCase::new(vec![0.0; M::PANEL_LANES], vec![0.0; M::PANEL_LANES]);
         softmax.factor = 0.7;
         softmax.run(kernel, &mut scores, keys.len());
         let before = magnitude as f32;
-        let mut output = vec![before; padded(value_dim, LANES) * M::PANEL_ROWS];
-        kernel.pv_product(PvArgs {
-            value_dim,
-            lanes: M::PANEL_ROWS,
-            keys: keys.clone(),
-            lane_keys: LaneKeys::new(|_| keys.len()),
-            value: &packed,
-            scores: &scores,
-            weights: &softmax.weights,
-            row_scale: &vec![0.5; M::PANEL_ROWS],
-            output: &mut output,
+        let mut output = vec![before; padded(value_dim, LANES) * M::PANEL_LANES];
+        kernel.accumulate(AccumulateArgs {
+            columns: value_dim,
+            lanes: M::PANEL_LANES,
+            rows: keys.clone(),
+            lane_rows: LaneRows::new(|_| keys.len()),
+            left: &packed,
+            weights: &scores,
+            packed_weights: &softmax.weights,
+            lane_scale: &vec![0.5; M::PANEL_LANES],
+            sums: &mut output,
             is_first: false,
             prefetch: PrefetchPlan::NOTHING,
         });
         let value = value.dense();
-        for (index, &actual) in output[..value_dim * M::PANEL_ROWS].iter().enumerate() {
-            let (column, lane) = (index / M::PANEL_ROWS, index % M::PANEL_ROWS);
+        for (index, &actual) in output[..value_dim * M::PANEL_LANES].iter().enumerate() {
+            let (column, lane) = (index / M::PANEL_LANES, index % M::PANEL_LANES);
             let products = keys.clone().enumerate().map(|(row, key)| {
-                let pair = halves(softmax.weights[row / 2 * M::PANEL_ROWS + lane])[row % 2];
+                let pair = halves(softmax.weights[row / 2 * M::PANEL_LANES + lane])[row % 2];
                 let weight = f32::from_bits(u32::from(pair) << 16);
-                assert!((weight - scores[row * M::PANEL_ROWS + lane]).abs() <= weight / 256.0, "{name}: {weight}");
+                assert!((weight - scores[row * M::PANEL_LANES + lane]).abs() <= weight / 256.0, "{name}: {weight}");
                 f64::from(weight) * value[key * value_dim + column]
             });
             let exact = 0.5 * f64::from(before) + products.clone().sum::<f64>();

@@ -11,8 +11,8 @@ use crate::attend::decode::Following;
 use crate::attend::group::Group;
 use crate::attend::softmax::{Finished, finish};
 use crate::attend::{blocked, decode};
-use crate::microkernel::Microkernel;
 use crate::microkernel::prefetch::CacheLines;
+use crate::microkernel::{Decode, FusedForward};
 use crate::planted::planted;
 use crate::simd::real::Real;
 use flashcore_problem::{InputViews, LseForm, OutputViews, Problem};
@@ -21,12 +21,17 @@ use std::ops::Range;
 use zerocopy::FromBytes;
 
 /// Computes a problem whose inputs and outputs validated.
-pub(crate) fn attend<K: Microkernel>(kernel: &K, problem: &Problem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) {
+pub(crate) fn attend<K: FusedForward + Decode>(
+    kernel: &K,
+    problem: &Problem,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
+) {
     if problem.output_shape().is_empty() {
         return;
     }
     let threads = Workers::find().count();
-    with_schedule(problem, inputs, (K::PANEL_ROWS, K::MAX_ITEM_ROWS), threads, |scheduler| {
+    with_schedule(problem, inputs, (K::PANEL_LANES, K::MAX_ITEM_ROWS), threads, |scheduler| {
         Call { kernel, problem, inputs, outputs: OutputRows::new(problem, outputs), scheduler }.run();
     });
 }
@@ -40,7 +45,7 @@ struct Call<'a, K> {
     scheduler: &'a TileScheduler<'a>,
 }
 
-impl<K: Microkernel> Call<'_, K> {
+impl<K: FusedForward + Decode> Call<'_, K> {
     fn run(&self) {
         let (scheduler, size) = (self.scheduler, self.problem.value_dim);
         if scheduler.partials() == 0 {

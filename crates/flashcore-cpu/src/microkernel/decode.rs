@@ -16,7 +16,7 @@ use flashcore_problem::DType;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Attends a tile with a few query rows; see [`Microkernel::decode_tile`](super::Microkernel::decode_tile).
+/// Attends a tile with a few query rows; see [`Decode::decode_tile`](super::Decode::decode_tile).
 ///
 /// # Safety
 ///

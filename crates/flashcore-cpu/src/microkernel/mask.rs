@@ -1,4 +1,4 @@
-//! The mask of a row panel: scores of keys that a row does not attend become minus infinity.
+//! The mask of a tile: scores of rows that a lane does not attend become minus infinity.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -6,7 +6,7 @@ use crate::attend::blocked::MAX_LANES;
 use crate::simd::real::Real;
 use std::ops::Range;
 
-/// Range of keys that the row of each lane attends, counted from a first one. Lanes without a row attend none.
+/// Range of rows of a tile that each lane attends, counted from a first one. Unused lanes attend none.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneRanges {
     starts: [u32; MAX_LANES],
@@ -14,10 +14,10 @@ pub(crate) struct LaneRanges {
 }
 
 impl LaneRanges {
-    /// From the keys that each row attends, for keys from `first_key` on.
-    pub(crate) fn new(first_key: usize, attended: impl Iterator<Item = Range<usize>>) -> Self {
+    /// From the rows that each lane attends, for rows from `first_row` on.
+    pub(crate) fn new(first_row: usize, attended: impl Iterator<Item = Range<usize>>) -> Self {
         let mut ranges = Self { starts: [0; MAX_LANES], ends: [0; MAX_LANES] };
-        let offset = |key: usize| u32::try_from(key.saturating_sub(first_key)).unwrap_or(u32::MAX);
+        let offset = |row: usize| u32::try_from(row.saturating_sub(first_row)).unwrap_or(u32::MAX);
         for ((start, end), attended) in ranges.starts.iter_mut().zip(&mut ranges.ends).zip(attended) {
             (*start, *end) = (offset(attended.start), offset(attended.end));
         }
@@ -26,15 +26,15 @@ impl LaneRanges {
 }
 
 /// Sets scores that are not attended to minus infinity, which gives them no weight, whatever the product was. `scores` has
-/// a row of `lanes` for each key.
+/// a row of `lanes` for each row of the tile.
 #[inline(always)]
 pub(crate) fn mask<R: Real>(scores: &mut [R], lanes: usize, ranges: &LaneRanges) {
     // A copy, which no score can alias, so that it stays in registers.
     let LaneRanges { starts, ends } = *ranges;
     let (starts, ends) = (&starts[..lanes], &ends[..lanes]);
-    for (key, scores) in (0_u32..).zip(scores.chunks_exact_mut(lanes)) {
+    for (row, scores) in (0_u32..).zip(scores.chunks_exact_mut(lanes)) {
         for ((score, &start), &end) in scores.iter_mut().zip(starts).zip(ends) {
-            *score = if start <= key && key < end { *score } else { R::NEGATIVE_INFINITY };
+            *score = if start <= row && row < end { *score } else { R::NEGATIVE_INFINITY };
         }
     }
 }

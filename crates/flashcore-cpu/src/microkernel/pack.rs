@@ -1,4 +1,4 @@
-//! Packing of Q, K and V tiles in the type of the scores, and the transposition of outputs.
+//! Packing of operands in the type of the scores, and the transposition of sums.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
@@ -8,33 +8,33 @@ use crate::simd::real::Real;
 use crate::simd::vector::{SQUARE, Vector};
 use std::ops::Range;
 
-/// Packs query rows side by side in lanes: transposed, a square of vectors at a time.
+/// Packs rows side by side in lanes: transposed, a square of vectors at a time.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [V::Real]) {
-    let (dtype, columns, size) = (query.dtype(), query.columns(), query.dtype().size_bytes());
+pub(crate) unsafe fn pack_right<V: Vector>(head: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [V::Real]) {
+    let (dtype, columns, size) = (head.dtype(), head.columns(), head.dtype().size_bytes());
     let packed = &mut packed[..columns * lanes];
     // Read in place, if that needs no conversion.
-    let stride = query.row_stride().filter(|_| dtype == V::Real::DTYPE);
+    let stride = head.row_stride().filter(|_| dtype == V::Real::DTYPE);
     for first_lane in (0..lanes).step_by(V::LANES) {
         let present = rows.len().saturating_sub(first_lane).min(V::LANES);
         for column in (0..columns).step_by(V::LANES) {
             let count = V::LANES.min(columns - column);
             if let Some(row_stride) = stride.filter(|_| count == V::LANES && present == V::LANES) {
                 let (first, last) = (rows.start + first_lane, rows.start + first_lane + V::LANES - 1);
-                let _ = query.row(last);
-                let from = query.row(first)[column * size..].as_ptr().cast::<V::Real>();
-                // SAFETY: rows and columns of the query are there, those of the packed one from its place on too, and
+                let _ = head.row(last);
+                let from = head.row(first)[column * size..].as_ptr().cast::<V::Real>();
+                // SAFETY: rows and columns of the head are there, those of the packed panel from its place on too, and
                 // no alignment is needed.
                 unsafe { V::transpose(from, row_stride, packed[column * lanes + first_lane..].as_mut_ptr(), lanes) };
                 continue;
             }
             let (mut square, mut turned) = ([V::Real::ZERO; SQUARE], [V::Real::ZERO; SQUARE]);
             for (lane, square) in square.chunks_exact_mut(V::LANES).take(present).enumerate() {
-                let bytes = &query.row(rows.start + first_lane + lane)[column * size..(column + count) * size];
+                let bytes = &head.row(rows.start + first_lane + lane)[column * size..(column + count) * size];
                 if count == V::LANES {
                     // SAFETY: there is a whole vector of both.
                     unsafe { V::widen(dtype, bytes.as_ptr()).store(square.as_mut_ptr()) };
@@ -43,7 +43,7 @@ pub(crate) unsafe fn pack_query<V: Vector>(query: Head<'_>, rows: Range<usize>, 
                 }
             }
             let place = &mut packed[column * lanes + first_lane..];
-            // SAFETY: a square fits into the arrays, and into the packed query where all of its columns are there.
+            // SAFETY: a square fits into the arrays, and into the packed panel where all of its columns are there.
             unsafe {
                 if count == V::LANES {
                     V::transpose(square.as_ptr(), V::LANES, place.as_mut_ptr(), lanes);

@@ -17,7 +17,7 @@ pub(crate) fn prefetch(bytes: &[u8]) {
     let _ = bytes;
 }
 
-/// Memory that is needed next, which a kernel may prefetch [during a product](super::Microkernel::FUSED_PREFETCH). Nothing
+/// Memory that is needed next, which a kernel may prefetch [during a product](super::Products::FUSED_PREFETCH). Nothing
 /// is read or written through these addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PrefetchPlan {

@@ -1,47 +1,48 @@
-//! The QK and PV products: blocks of rows by vectors whose sums stay in registers.
+//! The products of tiles: blocks of rows by vectors whose sums stay in registers.
 //!
 //! Everything here is inlined into the function with the `target_feature` of a level.
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use super::prefetch::{CacheLines, Prefetch, PrefetchPlan};
-use super::{Microkernel, PvArgs, QkArgs};
+use super::{AccumulateArgs, MultiplyArgs, Operands, Products};
 use crate::simd::real::Real;
 use crate::simd::vector::{Vector, compiler_fence};
 use std::array::from_fn;
 use std::hint::black_box;
 use std::ops::Range;
 
-/// The QK product, in blocks of `ROWS` keys by two vectors of lanes.
+/// [`Products::multiply`], in blocks of `ROWS` rows by two vectors of lanes.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn qk<V, K, const ROWS: usize>(args: &mut QkArgs<'_, K>)
+pub(crate) unsafe fn multiply<V, K, const ROWS: usize>(args: &mut MultiplyArgs<'_, K>)
 where
     V: Vector,
-    K: Microkernel<Real = V::Real, Packed = V::Real>,
+    K: Products<Real = V::Real, Packed = V::Real>,
 {
-    assert!(args.fits(), "scratch for scores that is too small");
-    let key = &args.key[args.keys.start * args.head_dim..args.keys.end * args.head_dim];
-    assert!(args.query.len() >= args.head_dim * args.lanes, "a panel of queries that is too small");
+    assert!(args.fits(), "memory for a product that is too small");
+    let Operands { depth, ref rows, left, right } = *args.operands;
+    let left = &left[rows.start * depth..rows.end * depth];
+    assert!(right.len() >= depth * args.lanes, "a right operand that is too small");
     let tiles = Tiles {
-        depth: args.head_dim,
+        depth,
         lanes: args.lanes,
-        left: key.as_ptr(),
-        left_stride: args.head_dim,
-        right: args.query.as_ptr(),
+        left: left.as_ptr(),
+        left_stride: depth,
+        right: right.as_ptr(),
         target: Target::Scaled(args.factor),
-        product: args.scores.as_mut_ptr(),
+        product: args.product.as_mut_ptr(),
         prefetch: PrefetchPlan::NOTHING,
     };
     for (block, lane) in (0..args.lanes).step_by(V::LANES).enumerate().step_by(2) {
-        let near = args.lane_keys.of_block(block);
-        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        let near = args.lane_rows.of_block(block);
+        // SAFETY: the tiles are as large as was just asserted, and rows of lanes are among all rows.
         unsafe {
             if args.lanes - lane >= 2 * V::LANES {
-                let far = args.lane_keys.of_block(block + 1);
+                let far = args.lane_rows.of_block(block + 1);
                 multiply_lanes::<V, ROWS, 2, true>(&tiles, 0..near, lane);
                 multiply_lanes::<V, ROWS, 1, true>(&tiles, near..far, lane + V::LANES);
             } else {
@@ -51,53 +52,53 @@ where
     }
 }
 
-/// The PV product, in blocks of `COLUMNS` by one vector, or where that is 0, of `ROWS` columns by two.
+/// [`Products::accumulate`], in blocks of `COLUMNS` by one vector, or where that is 0, of `ROWS` columns by two.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn pv<V, K, const ROWS: usize, const COLUMNS: usize>(args: &mut PvArgs<'_, K>)
+pub(crate) unsafe fn accumulate<V, K, const ROWS: usize, const COLUMNS: usize>(args: &mut AccumulateArgs<'_, K>)
 where
     V: Vector,
-    K: Microkernel<Real = V::Real, Packed = V::Real>,
+    K: Products<Real = V::Real, Packed = V::Real>,
 {
-    assert!(args.fits(), "tiles of an output that are too small");
-    let value = &args.value[args.keys.start * args.value_dim..args.keys.end * args.value_dim];
-    let is_rescaled = || args.row_scale[..args.lanes].iter().any(|&factor| factor != V::Real::ONE);
+    assert!(args.fits(), "tiles of sums that are too small");
+    let left = &args.left[args.rows.start * args.columns..args.rows.end * args.columns];
+    let is_rescaled = || args.lane_scale[..args.lanes].iter().any(|&factor| factor != V::Real::ONE);
     let tiles = Tiles {
-        depth: args.keys.len(),
+        depth: args.rows.len(),
         lanes: args.lanes,
-        left: value.as_ptr(),
-        left_stride: args.value_dim,
-        right: args.scores.as_ptr(),
+        left: left.as_ptr(),
+        left_stride: args.columns,
+        right: args.weights.as_ptr(),
         target: match args.is_first {
             true => Target::Scaled(V::Real::ONE),
-            false if is_rescaled() => Target::Rescaled(args.row_scale.as_ptr()),
+            false if is_rescaled() => Target::Rescaled(args.lane_scale.as_ptr()),
             false => Target::Added,
         },
-        product: args.output.as_mut_ptr(),
+        product: args.sums.as_mut_ptr(),
         prefetch: args.prefetch,
     };
     if COLUMNS > 0 {
-        for column in (0..args.value_dim).step_by(COLUMNS) {
-            let columns = column..args.value_dim.min(column + COLUMNS);
+        for column in (0..args.columns).step_by(COLUMNS) {
+            let columns = column..args.columns.min(column + COLUMNS);
             for (block, lane) in (0..args.lanes).step_by(V::LANES).enumerate() {
-                let tiles = Tiles { depth: args.lane_keys.of_block(block), ..tiles };
-                // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+                let tiles = Tiles { depth: args.lane_rows.of_block(block), ..tiles };
+                // SAFETY: the tiles are as large as was just asserted, and rows of lanes are among all rows.
                 unsafe { multiply_lanes::<V, COLUMNS, 1, false>(&tiles, columns.clone(), lane) };
             }
         }
         return;
     }
     for (block, lane) in (0..args.lanes).step_by(V::LANES).enumerate().step_by(2) {
-        let near = args.lane_keys.of_block(block);
+        let near = args.lane_rows.of_block(block);
         let first = Tiles { depth: near, ..tiles };
-        // SAFETY: the tiles are as large as was just asserted, and keys of lanes are among all keys.
+        // SAFETY: the tiles are as large as was just asserted, and rows of lanes are among all rows.
         unsafe {
             if args.lanes - lane >= 2 * V::LANES {
-                multiply_lanes::<V, ROWS, 2, false>(&first, 0..args.value_dim, lane);
-                let far = args.lane_keys.of_block(block + 1);
+                multiply_lanes::<V, ROWS, 2, false>(&first, 0..args.columns, lane);
+                let far = args.lane_rows.of_block(block + 1);
                 if far > near {
                     let rest = Tiles {
                         depth: far - near,
@@ -106,10 +107,10 @@ where
                         target: Target::Added,
                         ..tiles
                     };
-                    multiply_lanes::<V, ROWS, 1, false>(&rest, 0..args.value_dim, lane + V::LANES);
+                    multiply_lanes::<V, ROWS, 1, false>(&rest, 0..args.columns, lane + V::LANES);
                 }
             } else {
-                multiply_lanes::<V, ROWS, 1, false>(&first, 0..args.value_dim, lane);
+                multiply_lanes::<V, ROWS, 1, false>(&first, 0..args.columns, lane);
             }
         }
     }
@@ -118,11 +119,11 @@ where
 /// Epilogue of a product: what becomes of the values that were there before.
 #[derive(Clone, Copy)]
 enum Target<R> {
-    /// `product = left * right * factor`: scores.
+    /// `product = left * right * factor`.
     Scaled(R),
-    /// `product = product * row_scale + left * right`, with a scale for each lane: the output.
+    /// `product = product * lane_scale + left * right`, with a scale for each lane.
     Rescaled(*const R),
-    /// `product = product + left * right`: the output where all row scales are 1.
+    /// `product = product + left * right`, where all scales are 1.
     Added,
 }
 
@@ -353,9 +354,9 @@ unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
                     *sum = sum.mul(V::splat(factor));
                 }
             }
-            Target::Rescaled(row_scale) => {
+            Target::Rescaled(lane_scale) => {
                 for vector in 0..VECTORS {
-                    let factor = V::load(row_scale.add(lane + vector * V::LANES));
+                    let factor = V::load(lane_scale.add(lane + vector * V::LANES));
                     for index in 0..ROWS {
                         sums[index][vector] = V::load(at(index, vector)).mul_add(factor, sums[index][vector]);
                     }

@@ -5,16 +5,16 @@
 use crate::simd::real::Real;
 use crate::simd::vector::{MAX_LANES, Vector};
 
-/// Products of keys and a row panel, to become scores in base 2.
+/// A tile of products, to become scores in base 2.
 pub(crate) struct ScoreModifiers<'a, R> {
-    /// A row of `lanes` for each key.
+    /// A row of `lanes` for each row of the tile.
     pub(crate) scores: &'a mut [R],
     /// A multiple of the lanes of a vector.
     pub(crate) lanes: usize,
-    /// Scales of the query row of each lane, which come first.
-    pub(crate) row_scales: Option<&'a [R]>,
-    /// Scales of each key, padded to whole vectors.
-    pub(crate) key_scales: Option<&'a [R]>,
+    /// Scales of each lane, which come first.
+    pub(crate) lane_scales: Option<&'a [R]>,
+    /// Scales of each row of the tile, padded to whole vectors.
+    pub(crate) tile_row_scales: Option<&'a [R]>,
     pub(crate) softcap: Option<R>,
     pub(crate) alibi: Option<Alibi<'a, R>>,
     pub(crate) bias: Option<BiasRows<'a>>,
@@ -22,12 +22,12 @@ pub(crate) struct ScoreModifiers<'a, R> {
     pub(crate) base: R,
 }
 
-/// `ALiBi`: a slope times the distance of the key is subtracted.
+/// `ALiBi`: a slope times the distance of row and lane is subtracted.
 #[derive(Clone, Copy)]
 pub(crate) struct Alibi<'a, R> {
     /// Slope of the head of each lane.
     pub(crate) slopes: &'a [R],
-    /// Position of the row of each lane, counted from the first key.
+    /// Position of each lane, counted from that of the first row of the tile.
     pub(crate) positions: &'a [R],
 }
 
@@ -35,54 +35,54 @@ pub(crate) struct Alibi<'a, R> {
 #[derive(Clone, Copy)]
 pub(crate) struct BiasRows<'a> {
     pub(crate) data: &'a [f32],
-    /// Index in `data` of the first key's term for the row of each lane.
+    /// Index in `data` of the term of the first row for each lane.
     pub(crate) starts: &'a [usize],
-    pub(crate) key_stride: usize,
+    pub(crate) row_stride: usize,
 }
 
 impl BiasRows<'_> {
-    /// The term of a lane for a key.
+    /// The term of a lane for a row.
     #[inline(always)]
-    fn term<R: Real>(&self, lane: usize, key: usize) -> R {
-        R::from_f64(f64::from(self.data[self.starts[lane] + key * self.key_stride]))
+    fn term<R: Real>(&self, lane: usize, row: usize) -> R {
+        R::from_f64(f64::from(self.data[self.starts[lane] + row * self.row_stride]))
     }
 }
 
-/// Applies the modifiers to a row panel.
+/// Applies the modifiers to a tile.
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>) {
-    let ScoreModifiers { scores, lanes, row_scales, key_scales, softcap, alibi, bias, base } = modifiers;
+    let ScoreModifiers { scores, lanes, lane_scales, tile_row_scales, softcap, alibi, bias, base } = modifiers;
     assert!(lanes.is_multiple_of(V::LANES) && scores.len().is_multiple_of(lanes), "scores of half a vector");
-    let keys = scores.len() / lanes;
+    let rows = scores.len() / lanes;
     for lane in (0..lanes).step_by(V::LANES) {
-        for first_key in (0..keys).step_by(V::LANES) {
-            let count = V::LANES.min(keys - first_key);
+        for first_row in (0..rows).step_by(V::LANES) {
+            let count = V::LANES.min(rows - first_row);
             let terms = bias.map(|bias| {
-                // Read along the keys, which are contiguous, and transposed in registers.
-                let (mut rows, mut columns) = ([V::Real::ZERO; SQUARE], [V::Real::ZERO; SQUARE]);
-                for (offset, row) in rows.chunks_exact_mut(V::LANES).take(V::LANES).enumerate() {
-                    for (key, term) in row[..count].iter_mut().enumerate() {
-                        *term = bias.term(lane + offset, first_key + key);
+                // Read along the rows of the tile, which are contiguous, and transposed in registers.
+                let (mut squares, mut columns) = ([V::Real::ZERO; SQUARE], [V::Real::ZERO; SQUARE]);
+                for (offset, of_lane) in squares.chunks_exact_mut(V::LANES).take(V::LANES).enumerate() {
+                    for (row, term) in of_lane[..count].iter_mut().enumerate() {
+                        *term = bias.term(lane + offset, first_row + row);
                     }
                 }
                 // SAFETY: both have room for a square of vectors.
-                unsafe { V::transpose(rows.as_ptr(), V::LANES, columns.as_mut_ptr(), V::LANES) };
+                unsafe { V::transpose(squares.as_ptr(), V::LANES, columns.as_mut_ptr(), V::LANES) };
                 columns
             });
-            for key in 0..count {
-                // SAFETY: the row of each key has a vector at this lane, and so have slopes and positions.
+            for row in 0..count {
+                // SAFETY: each row has a vector at this lane, and so have slopes and positions.
                 unsafe {
-                    let place = scores[(first_key + key) * lanes + lane..][..V::LANES].as_mut_ptr();
+                    let place = scores[(first_row + row) * lanes + lane..][..V::LANES].as_mut_ptr();
                     let mut score = V::load(place);
-                    if let Some(scales) = row_scales {
+                    if let Some(scales) = lane_scales {
                         score = score.mul(V::load(scales[lane..][..V::LANES].as_ptr()));
                     }
-                    if let Some(scales) = key_scales {
-                        score = score.mul(V::splat(scales[first_key + key]));
+                    if let Some(scales) = tile_row_scales {
+                        score = score.mul(V::splat(scales[first_row + row]));
                     }
                     if let Some(softcap) = softcap {
                         score = score.tanh().mul(V::splat(softcap));
@@ -90,11 +90,11 @@ pub(crate) unsafe fn modify_scores<V: Vector>(modifiers: ScoreModifiers<'_, V::R
                     if let Some(alibi) = alibi {
                         let slopes = V::load(alibi.slopes[lane..][..V::LANES].as_ptr());
                         let positions = V::load(alibi.positions[lane..][..V::LANES].as_ptr());
-                        let key = V::splat(V::Real::from_f64((first_key + key) as f64));
-                        score = score.sub(slopes.mul(positions.sub(key).max(key.sub(positions))));
+                        let row = V::splat(V::Real::from_f64((first_row + row) as f64));
+                        score = score.sub(slopes.mul(positions.sub(row).max(row.sub(positions))));
                     }
                     if let Some(terms) = &terms {
-                        score = score.add(V::load(terms[key * V::LANES..][..V::LANES].as_ptr()));
+                        score = score.add(V::load(terms[row * V::LANES..][..V::LANES].as_ptr()));
                     }
                     score.mul(V::splat(base)).store(place);
                 }
@@ -113,17 +113,17 @@ const SQUARE: usize = MAX_LANES * MAX_LANES;
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn modify_row<V: Vector>(modifiers: ScoreModifiers<'_, V::Real>, keys: usize) {
-    let ScoreModifiers { scores, lanes: _, row_scales, key_scales, softcap, alibi, bias, base } = modifiers;
+    let ScoreModifiers { scores, lanes: _, lane_scales, tile_row_scales, softcap, alibi, bias, base } = modifiers;
     let counting: [V::Real; MAX_LANES] = std::array::from_fn(|lane| V::Real::from_f64(lane as f64));
     for first_key in (0..keys).step_by(V::LANES) {
         // SAFETY: the scores are whole vectors, and so are the arrays.
         unsafe {
             let place = scores[first_key..][..V::LANES].as_mut_ptr();
             let mut score = V::load(place);
-            if let Some(scales) = row_scales {
+            if let Some(scales) = lane_scales {
                 score = score.mul(V::splat(scales[0]));
             }
-            if let Some(scales) = key_scales {
+            if let Some(scales) = tile_row_scales {
                 score = score.mul(V::load(scales[first_key..][..V::LANES].as_ptr()));
             }
             if let Some(softcap) = softcap {

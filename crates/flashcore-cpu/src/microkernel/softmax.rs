@@ -4,7 +4,7 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::{Microkernel, SoftmaxArgs, SoftmaxOutcome};
+use crate::microkernel::{Lse, Products, SoftmaxArgs, SoftmaxOutcome};
 use crate::planted::planted;
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
@@ -16,25 +16,25 @@ const CHAINS: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct Column<R> {
     pub(crate) scores: *mut R,
-    /// Elements from one key to the next.
+    /// Elements from one row to the next.
     pub(crate) lanes: usize,
 }
 
 impl<R: Real> Column<R> {
-    /// Updates each of `largest` with the score of one of `COUNT` keys from `key` on.
+    /// Updates each of `largest` with the score of one of `COUNT` rows from `row` on.
     ///
     /// # Safety
     ///
-    /// The processor has the instructions of `V`, and there are scores of these keys.
+    /// The processor has the instructions of `V`, and there are scores of these rows.
     #[inline(always)]
-    unsafe fn update_max<V: Vector<Real = R>, const COUNT: usize>(self, key: usize, largest: &mut [V; CHAINS]) {
+    unsafe fn update_max<V: Vector<Real = R>, const COUNT: usize>(self, row: usize, largest: &mut [V; CHAINS]) {
         for (chain, largest) in largest.iter_mut().enumerate().take(COUNT) {
             // SAFETY: the caller vouches for both.
-            *largest = unsafe { V::load(self.scores.add((key + chain) * self.lanes)).max(*largest) };
+            *largest = unsafe { V::load(self.scores.add((row + chain) * self.lanes)).max(*largest) };
         }
     }
 
-    /// Turns the scores of `COUNT` keys from `key` on into weights `2^(score * factor + shift)`, each added to one of `sums`.
+    /// Turns the scores of `COUNT` rows from `row` on into weights `2^(score * factor + shift)`, each added to one of `sums`.
     ///
     /// # Safety
     ///
@@ -42,7 +42,7 @@ impl<R: Real> Column<R> {
     #[inline(always)]
     unsafe fn exp_and_sum<V: Vector<Real = R>, const COUNT: usize>(
         self,
-        key: usize,
+        row: usize,
         factor: V,
         shift: V,
         sums: &mut [V; CHAINS],
@@ -50,7 +50,7 @@ impl<R: Real> Column<R> {
         for (chain, sum) in sums.iter_mut().enumerate().take(COUNT) {
             // SAFETY: the caller vouches for both.
             unsafe {
-                let score = self.scores.add((key + chain) * self.lanes);
+                let score = self.scores.add((row + chain) * self.lanes);
                 let weight = V::load(score).mul_add(factor, shift).exp2();
                 weight.store(score);
                 *sum = sum.add(weight);
@@ -58,61 +58,61 @@ impl<R: Real> Column<R> {
         }
     }
 
-    /// Multiplies the scores of `keys` keys by `factor`, and rounds them.
+    /// Multiplies the scores of `rows` rows by `factor`, and rounds them.
     ///
     /// # Safety
     ///
     /// As [`update_max`](Self::update_max).
     #[inline(always)]
-    unsafe fn scale<V: Vector<Real = R>>(self, keys: usize, factor: V) {
-        for key in 0..keys {
+    unsafe fn scale<V: Vector<Real = R>>(self, rows: usize, factor: V) {
+        for row in 0..rows {
             // SAFETY: the caller vouches for both.
             unsafe {
-                let score = self.scores.add(key * self.lanes);
+                let score = self.scores.add(row * self.lanes);
                 V::load(score).mul(factor).store(score);
             }
         }
     }
 
-    /// The largest score of `keys` keys.
+    /// The largest score of `rows` rows.
     ///
     /// # Safety
     ///
     /// As [`update_max`](Self::update_max).
     #[inline(always)]
-    pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, keys: usize) -> V {
-        let whole = keys - keys % CHAINS;
+    pub(crate) unsafe fn largest<V: Vector<Real = R>>(self, rows: usize) -> V {
+        let whole = rows - rows % CHAINS;
         // SAFETY: the caller vouches for both.
         unsafe {
             let mut largest = [V::splat(R::NEGATIVE_INFINITY); CHAINS];
-            for key in (0..whole).step_by(CHAINS) {
-                self.update_max::<V, CHAINS>(key, &mut largest);
+            for row in (0..whole).step_by(CHAINS) {
+                self.update_max::<V, CHAINS>(row, &mut largest);
             }
-            for key in whole..keys {
-                self.update_max::<V, 1>(key, &mut largest);
+            for row in whole..rows {
+                self.update_max::<V, 1>(row, &mut largest);
             }
             let [first, second, third, fourth] = largest;
             first.max(second).max(third.max(fourth))
         }
     }
 
-    /// Turns the scores of `keys` keys into weights and returns their sum.
+    /// Turns the scores of `rows` rows into weights and returns their sum.
     ///
     /// # Safety
     ///
     /// As [`update_max`](Self::update_max).
     #[inline(always)]
-    pub(crate) unsafe fn exp_and_sum_all<V: Vector<Real = R>>(self, keys: usize, factor: V, subtracted: V) -> V {
-        let whole = keys - keys % CHAINS;
+    pub(crate) unsafe fn exp_and_sum_all<V: Vector<Real = R>>(self, rows: usize, factor: V, subtracted: V) -> V {
+        let whole = rows - rows % CHAINS;
         // SAFETY: the caller vouches for both.
         unsafe {
             let shift = V::splat(R::ZERO).sub(subtracted);
             let mut added = [V::splat(R::ZERO); CHAINS];
-            for key in (0..whole).step_by(CHAINS) {
-                self.exp_and_sum::<V, CHAINS>(key, factor, shift, &mut added);
+            for row in (0..whole).step_by(CHAINS) {
+                self.exp_and_sum::<V, CHAINS>(row, factor, shift, &mut added);
             }
-            for key in whole..keys {
-                self.exp_and_sum::<V, 1>(key, factor, shift, &mut added);
+            for row in whole..rows {
+                self.exp_and_sum::<V, 1>(row, factor, shift, &mut added);
             }
             let [first, second, third, fourth] = added;
             first.add(second).add(third.add(fourth))
@@ -132,13 +132,13 @@ pub(crate) const COARSE: f64 = (1 << 26) as f64;
 /// Vectors of a row panel.
 const VECTORS: usize = 2;
 
-/// One step of the online softmax; see [`Microkernel::online_softmax`].
+/// One step of the online softmax; see [`Softmax::online_softmax`](super::Softmax::online_softmax).
 ///
 /// # Safety
 ///
 /// The processor has the instructions of `V`.
 #[inline(always)]
-pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
+pub(crate) unsafe fn online_softmax<V: Vector, K: Products<Real = V::Real>>(
     args: &mut SoftmaxArgs<'_, K>,
 ) -> SoftmaxOutcome {
     let lanes = args.lanes;
@@ -150,12 +150,12 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
         // Row max and row sum of each vector: nothing is stored before all are known to be done.
         let mut states = [[zero; 2]; VECTORS];
         for (block, lane) in (0..lanes).step_by(V::LANES).enumerate() {
-            let keys = args.lane_keys.of_block(block);
+            let rows = args.lane_rows.of_block(block);
             let column = Column { scores: args.scores.as_mut_ptr().add(lane), lanes };
             let (old, sum) = (V::load(args.row_max.as_ptr().add(lane)), V::load(args.row_sum.as_ptr().add(lane)));
             let row_scale = args.row_scale.as_mut_ptr().add(lane);
             if !args.updates_row_max && old.is_finite() {
-                let added = column.exp_and_sum_all(keys, factor, old);
+                let added = column.exp_and_sum_all(rows, factor, old);
                 if added.is_any_above(V::Real::from_f64(planted!(StaleRowMax: f64::INFINITY, MAX_TILE_SUM))) {
                     return SoftmaxOutcome::StaleRowMax;
                 }
@@ -163,13 +163,13 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
                 states[block] = [old, sum.add(added)];
                 continue;
             }
-            let new = column.largest::<V>(keys).mul(factor).max(old);
+            let new = column.largest::<V>(rows).mul(factor).max(old);
             let subtracted = new.if_equal(nothing, zero, new);
             let added = if subtracted.max(zero.sub(subtracted)).is_any_above(V::Real::from_f64(COARSE)) {
-                column.scale(keys, factor);
-                column.exp_and_sum_all(keys, V::splat(V::Real::ONE), subtracted)
+                column.scale(rows, factor);
+                column.exp_and_sum_all(rows, V::splat(V::Real::ONE), subtracted)
             } else {
-                column.exp_and_sum_all(keys, factor, subtracted)
+                column.exp_and_sum_all(rows, factor, subtracted)
             };
             let old_factor = old.if_equal(new, V::splat(V::Real::ONE), old.sub(new).exp2());
             let old_factor =
@@ -183,4 +183,33 @@ pub(crate) unsafe fn online_softmax<V: Vector, K: Microkernel<Real = V::Real>>(
         }
     }
     SoftmaxOutcome::Done
+}
+
+/// Normalized weights; see [`Softmax::exp2_minus_lse`](super::Softmax::exp2_minus_lse).
+///
+/// # Safety
+///
+/// The processor has the instructions of `V`.
+#[inline(always)]
+pub(crate) unsafe fn exp2_minus_lse<V: Vector>(
+    scores: &mut [V::Real],
+    lanes: usize,
+    factor: V::Real,
+    lse: Lse<'_, V::Real>,
+) {
+    assert!(lanes.is_multiple_of(V::LANES), "scores of half a vector");
+    for (row, scores) in scores.chunks_exact_mut(lanes).enumerate() {
+        for (vector, place) in scores.chunks_exact_mut(V::LANES).enumerate() {
+            // SAFETY: the caller vouches for the instructions, and both slices have a whole vector.
+            unsafe {
+                let lse = match lse {
+                    Lse::OfLanes(lse) => V::load(lse[vector * V::LANES..][..V::LANES].as_ptr()),
+                    Lse::OfRows(lse) => V::splat(lse[row]),
+                };
+                let lse = lse.if_equal(V::splat(V::Real::NEGATIVE_INFINITY), V::splat(V::Real::ZERO), lse);
+                // Rounded as the log-sum-exp was, see `COARSE`.
+                V::load(place.as_ptr()).mul(V::splat(factor)).sub(lse).exp2().store(place.as_mut_ptr());
+            }
+        }
+    }
 }

@@ -3,15 +3,16 @@
 use crate::microkernel::head::Head;
 use crate::microkernel::prefetch::PrefetchPlan;
 use crate::microkernel::score::ScoreModifiers;
-use crate::microkernel::{LaneKeys, Microkernel, PvArgs, QkArgs, SoftmaxArgs, SoftmaxOutcome, padded};
-use crate::simd::portable::Portable;
+use crate::microkernel::{
+    AccumulateArgs, LaneRows, MultiplyArgs, Operands, Products, Softmax, SoftmaxArgs, SoftmaxOutcome, padded,
+};
 use flashcore_problem::{DType, Shape, Strides, Tensor, TensorView};
 use zerocopy::FromBytes;
 
 /// Calls a function of a kernel with each that works here.
 macro_rules! with_every_kernel {
     ($check:path) => {
-        with_every_f32_kernel!($check);
+        $crate::microkernel::tests::with_every_f32_kernel!($check);
         #[cfg(target_arch = "x86_64")]
         {
             if let Some(kernel) = crate::bf16::avx512_bf16::detect() {
@@ -27,7 +28,7 @@ macro_rules! with_every_kernel {
 /// Calls a function of a kernel with each that works here and computes in `f32` throughout.
 macro_rules! with_every_f32_kernel {
     ($check:path) => {
-        $check(&Portable::<f32>::new(), "portable");
+        $check(&$crate::simd::portable::Portable::<f32>::new(), "portable");
         #[cfg(target_arch = "aarch64")]
         if let Some(kernel) = crate::simd::neon::Neon::detect() {
             $check(&kernel, "neon");
@@ -44,6 +45,8 @@ macro_rules! with_every_f32_kernel {
     };
 }
 
+pub(crate) use {with_every_f32_kernel, with_every_kernel};
+
 /// Small integers, so that every order of summation gives the same.
 fn integers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|index| ((index * 7 + seed) % 11) as f32 - 5.0).collect()
@@ -55,16 +58,16 @@ fn tensor(rows: usize, columns: usize, seed: usize) -> (Tensor, Shape) {
     (Tensor::from_values(DType::Bf16, &values), Shape { batch: 1, heads: 1, rows, columns })
 }
 
-fn head((tensor, shape): &(Tensor, Shape)) -> Head<'_> {
+pub(super) fn head((tensor, shape): &(Tensor, Shape)) -> Head<'_> {
     Head::new(tensor.into(), (*shape, Strides::bhsd(*shape)), (0, 0), 0)
 }
 
-fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
+pub(super) fn dense((tensor, shape): &(Tensor, Shape)) -> Vec<f64> {
     tensor.dense(*shape, Strides::bhsd(*shape))
 }
 
 /// One step of the online softmax of a row panel, with the row max and row sum before it and after it.
-pub(crate) struct SoftmaxCase<K: Microkernel> {
+pub(crate) struct SoftmaxCase<K: Products> {
     pub(crate) row_max: Vec<f32>,
     pub(crate) row_sum: Vec<f32>,
     pub(crate) row_scale: Vec<f32>,
@@ -73,7 +76,7 @@ pub(crate) struct SoftmaxCase<K: Microkernel> {
     pub(crate) factor: f32,
 }
 
-impl<K: Microkernel<Real = f32>> SoftmaxCase<K> {
+impl<K: Softmax<Real = f32>> SoftmaxCase<K> {
     pub(crate) fn new(row_max: Vec<f32>, row_sum: Vec<f32>) -> Self {
         let row_scale = vec![9.0; row_max.len()];
         Self { row_max, row_sum, row_scale, weights: Vec::new(), updates_row_max: true, factor: 1.0 }
@@ -81,17 +84,17 @@ impl<K: Microkernel<Real = f32>> SoftmaxCase<K> {
 
     /// Turns the scores of so many keys into weights.
     pub(crate) fn run(&mut self, kernel: &K, scores: &mut [f32], keys: usize) -> SoftmaxOutcome {
-        self.run_lanes(kernel, scores, keys, LaneKeys::new(|_| keys))
+        self.run_lanes(kernel, scores, keys, LaneRows::new(|_| keys))
     }
 
-    fn run_lanes(&mut self, kernel: &K, scores: &mut [f32], keys: usize, lane_keys: LaneKeys) -> SoftmaxOutcome {
+    fn run_lanes(&mut self, kernel: &K, scores: &mut [f32], keys: usize, lane_rows: LaneRows) -> SoftmaxOutcome {
         // NaNs, which must be overwritten.
         let poison = K::Packed::read_from_bytes(&[0xFF; 8][..size_of::<K::Packed>()]).unwrap();
         self.weights = vec![poison; K::weight_size(keys)];
         kernel.online_softmax(&mut SoftmaxArgs {
             lanes: self.row_max.len(),
-            keys,
-            lane_keys,
+            rows: keys,
+            lane_rows,
             updates_row_max: self.updates_row_max,
             factor: self.factor,
             scores,
@@ -107,27 +110,25 @@ impl<K: Microkernel<Real = f32>> SoftmaxCase<K> {
 /// Packed from `bf16`, which all kernels read; the tiles are exactly as large as they must be.
 #[test]
 fn scores() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
-        let first = K::KEY_ALIGNMENT;
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
+        let first = K::ROW_ALIGNMENT;
         for head_dim in [1, 2, 5, 40, 64] {
             for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
-                for rows in [1, K::LANE_BLOCK, K::LANE_BLOCK + 1, K::PANEL_ROWS] {
+                for rows in [1, K::LANE_BLOCK, K::LANE_BLOCK + 1, K::PANEL_LANES] {
                     let (query, key) = (tensor(rows + 3, head_dim, 1), tensor(keys.end + 2, head_dim, 2));
                     let lanes = padded(rows, K::LANE_BLOCK);
-                    let mut packed_query = vec![K::Packed::default(); K::query_size(head_dim)];
-                    let mut packed_key = vec![K::Packed::default(); K::key_size(head_dim, keys.end)];
-                    kernel.pack_query(head(&query), 3..3 + rows, lanes, &mut packed_query);
-                    kernel.pack_keys(head(&key), 2..2 + keys.end, &mut packed_key);
-                    let mut scores = vec![9.0; padded(keys.len(), K::KEY_BLOCK) * lanes];
-                    kernel.qk_product(QkArgs {
-                        head_dim,
+                    let mut packed_query = vec![K::Packed::default(); K::right_size(head_dim)];
+                    let mut packed_key = vec![K::Packed::default(); K::left_size(head_dim, keys.end)];
+                    kernel.pack_right(head(&query), 3..3 + rows, lanes, &mut packed_query);
+                    kernel.pack_left(head(&key), 2..2 + keys.end, &mut packed_key);
+                    let mut scores = vec![9.0; padded(keys.len(), K::ROW_BLOCK) * lanes];
+                    let (left, right) = (&packed_key[..], &packed_query[..]);
+                    kernel.multiply(MultiplyArgs {
+                        operands: &Operands { depth: head_dim, rows: keys.clone(), left, right },
                         lanes,
-                        keys: keys.clone(),
-                        lane_keys: LaneKeys::new(|_| keys.len()),
-                        key: &packed_key,
-                        query: &packed_query,
+                        lane_rows: LaneRows::new(|_| keys.len()),
                         factor: 0.25,
-                        scores: &mut scores,
+                        product: &mut scores,
                     });
                     let (query, key) = (dense(&query), dense(&key));
                     for (row, index) in keys.clone().enumerate() {
@@ -150,32 +151,32 @@ fn scores() {
 /// The weights are powers of two, which 16 bits hold exactly, and come from the kernel itself.
 #[test]
 fn outputs() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
-        let first = K::KEY_ALIGNMENT;
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
+        let first = K::ROW_ALIGNMENT;
         for value_dim in [1, 3, 8, 13, 64] {
             for keys in [0..1, 0..2, 0..7, first..first + 1, first..first + 37, 0..97] {
-                for lanes in [K::LANE_BLOCK, K::PANEL_ROWS] {
+                for lanes in [K::LANE_BLOCK, K::PANEL_LANES] {
                     let value = tensor(keys.end + 2, value_dim, 1);
-                    let mut packed = vec![K::Packed::default(); K::value_size(value_dim, keys.end)];
-                    kernel.pack_values(head(&value), 2..2 + keys.end, &mut packed);
-                    let mut scores: Vec<f32> = integers(padded(keys.len(), K::KEY_BLOCK) * lanes, 3);
+                    let mut packed = vec![K::Packed::default(); K::transposed_size(value_dim, keys.end)];
+                    kernel.pack_transposed(head(&value), 2..2 + keys.end, &mut packed);
+                    let mut scores: Vec<f32> = integers(padded(keys.len(), K::ROW_BLOCK) * lanes, 3);
                     let mut softmax = SoftmaxCase::<K>::new(vec![5.0; lanes], vec![1.0; lanes]);
                     softmax.run(kernel, &mut scores, keys.len());
                     let row_scale: Vec<f32> = (0..lanes).map(|lane| [1.0, 0.5, 0.25][lane % 3]).collect();
                     let value = dense(&value);
                     for is_first in [false, true] {
-                        let before = integers(padded(value_dim, K::VALUE_BLOCK) * lanes, 4);
+                        let before = integers(padded(value_dim, K::COLUMN_BLOCK) * lanes, 4);
                         let mut output = if is_first { vec![f32::NAN; before.len()] } else { before.clone() };
-                        kernel.pv_product(PvArgs {
-                            value_dim,
+                        kernel.accumulate(AccumulateArgs {
+                            columns: value_dim,
                             lanes,
-                            keys: keys.clone(),
-                            lane_keys: LaneKeys::new(|_| keys.len()),
-                            value: &packed,
-                            scores: &scores,
-                            weights: &softmax.weights,
-                            row_scale: &row_scale,
-                            output: &mut output,
+                            rows: keys.clone(),
+                            lane_rows: LaneRows::new(|_| keys.len()),
+                            left: &packed,
+                            weights: &scores,
+                            packed_weights: &softmax.weights,
+                            lane_scale: &row_scale,
+                            sums: &mut output,
                             is_first,
                             prefetch: PrefetchPlan::NOTHING,
                         });
@@ -200,9 +201,9 @@ fn outputs() {
 /// Outputs become rows, each times its factor.
 #[test]
 fn outputs_as_rows() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         for count in [1, 3, 8, 16, 17, 64, 70] {
-            for lanes in [K::LANE_BLOCK, K::PANEL_ROWS] {
+            for lanes in [K::LANE_BLOCK, K::PANEL_LANES] {
                 let columns = integers(count * lanes, 5);
                 let factors: Vec<f32> = (0..lanes).map(|lane| lane as f32 * 0.5 - 3.0).collect();
                 let mut rows = vec![9.0; count * lanes];
@@ -221,7 +222,7 @@ fn outputs_as_rows() {
 /// Scores in whole numbers have weights that are powers of two, and their sums are exact.
 #[test]
 fn weights() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         let infinite = f32::NEG_INFINITY;
         for columns in [K::LANE_BLOCK, 2 * K::LANE_BLOCK] {
             for keys in [0, 1, 2, 3, 17] {
@@ -254,7 +255,7 @@ fn weights() {
 /// of its own.
 #[test]
 fn weights_above_a_stale_row_max() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         let columns = 2 * K::LANE_BLOCK;
         for last_score in [-3.0, 4.0, 10.0, 12.0, 21.0, 127.0, 128.0, 129.0, 256.0, 300.0, 1e6, 1e30, f32::INFINITY] {
             let mut scores = vec![1.0; 3 * columns];
@@ -283,36 +284,33 @@ fn weights_above_a_stale_row_max() {
 /// Keys that the first lanes do not attend are left out of their sums, whatever is there.
 #[test]
 fn keys_of_the_first_lanes() {
-    fn check<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
-        let (lanes, keys, dim) = (K::PANEL_ROWS, 37, 20);
+    fn check<K: Softmax<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
+        let (lanes, keys, dim) = (K::PANEL_LANES, 37, 20);
         for first in [0, 1, 16, 37] {
-            let lane_keys = LaneKeys::new(|block| if block == 0 { first } else { keys });
+            let lane_rows = LaneRows::new(|block| if block == 0 { first } else { keys });
             let (query, key) = (integers(dim * lanes, 1), integers(keys * dim, 2));
             let mut scores = vec![f32::NAN; keys * lanes];
-            kernel.qk_product(QkArgs {
-                head_dim: dim,
+            kernel.multiply(MultiplyArgs {
+                operands: &Operands { depth: dim, rows: 0..keys, left: &key, right: &query },
                 lanes,
-                keys: 0..keys,
-                lane_keys,
-                key: &key,
-                query: &query,
+                lane_rows,
                 factor: 1.0,
-                scores: &mut scores,
+                product: &mut scores,
             });
             let mut softmax = SoftmaxCase::<K>::new(vec![f32::NEG_INFINITY; lanes], vec![0.0; lanes]);
             let mut weights = scores.clone();
-            softmax.run_lanes(kernel, &mut weights, keys, lane_keys);
+            softmax.run_lanes(kernel, &mut weights, keys, lane_rows);
             let mut output = vec![1.0; dim * lanes];
-            kernel.pv_product(PvArgs {
-                value_dim: dim,
+            kernel.accumulate(AccumulateArgs {
+                columns: dim,
                 lanes,
-                keys: 0..keys,
-                lane_keys,
-                value: &key,
-                scores: &scores,
-                weights: &[],
-                row_scale: &vec![1.0; lanes],
-                output: &mut output,
+                rows: 0..keys,
+                lane_rows,
+                left: &key,
+                weights: &scores,
+                packed_weights: &[],
+                lane_scale: &vec![1.0; lanes],
+                sums: &mut output,
                 is_first: false,
                 prefetch: PrefetchPlan::NOTHING,
             });
@@ -342,7 +340,7 @@ fn keys_of_the_first_lanes() {
 /// A NaN never becomes the row max and always shows in the row sum; nothing but minus infinity leaves a lane empty.
 #[test]
 fn weights_of_special_scores() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         let (infinite, nan) = (f32::NEG_INFINITY, f32::NAN);
         for (scores, old, expected_maximum, expected_sum) in [
             ([infinite, infinite], infinite, infinite, 0.0),
@@ -373,7 +371,7 @@ fn weights_of_special_scores() {
 }
 
 /// `2^x` of each exponent, as the kernel computes it for a weight.
-fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32> {
+fn powers<K: Softmax<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32> {
     let columns = K::LANE_BLOCK;
     let mut powers = exponents.to_vec();
     powers.resize(exponents.len().div_ceil(columns) * columns, 0.0);
@@ -386,7 +384,7 @@ fn powers<K: Microkernel<Real = f32>>(kernel: &K, exponents: &[f32]) -> Vec<f32>
 }
 
 /// The largest error of the powers of every `step`th `f32` from -126 to 0, relative to the value.
-fn largest_error<K: Microkernel<Real = f32>>(kernel: &K, step: usize) -> f64 {
+fn largest_error<K: Softmax<Real = f32>>(kernel: &K, step: usize) -> f64 {
     const CHUNK: usize = 1 << 16;
     let (first, last) = ((-0.0_f32).to_bits(), (-126.0_f32).to_bits());
     let mut worst = 0.0_f64;
@@ -405,7 +403,7 @@ fn largest_error<K: Microkernel<Real = f32>>(kernel: &K, step: usize) -> f64 {
 /// the portable level, 1.715e-7 with the shorter polynomial and 7.376e-8 with the longer.
 #[test]
 fn powers_of_two_are_as_exact_as_stated() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         let bound = match name {
             "portable" => f64::from(f32::EPSILON),
             "avx512" => crate::simd::exp2::MAX_SHORT_ERROR,
@@ -419,7 +417,7 @@ fn powers_of_two_are_as_exact_as_stated() {
 
 #[test]
 fn special_powers_of_two() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         let just_below = f32::from_bits((-126.0_f32).to_bits() + 1);
         let exponents = [0.0, -0.0, -1.0, -126.0, just_below, -127.0, -150.0, -1e9, f32::MIN, f32::NEG_INFINITY];
         let expected = [1.0, 1.0, 0.5, f32::MIN_POSITIVE, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -435,7 +433,7 @@ fn special_powers_of_two() {
 /// Every bit pattern of the 16-bit types, and rows of every length.
 #[test]
 fn conversions() {
-    fn check<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
         for dtype in [DType::F16, DType::Bf16] {
             let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
             for count in (1..70).chain([1 << 16]) {
@@ -443,7 +441,7 @@ fn conversions() {
                 let shape = Shape { batch: 1, heads: 1, rows: 1, columns: count };
                 let row = Head::new(TensorView { dtype, data: bytes }, (shape, Strides::bhsd(shape)), (0, 0), 0);
                 let mut values = vec![0.5_f32; count];
-                kernel.pack_keys(row, 0..1, &mut values);
+                kernel.pack_left(row, 0..1, &mut values);
                 for (value, pair) in values.into_iter().zip(bytes.chunks_exact(2)) {
                     let exact = dtype.decode(pair) as f32;
                     let is_same = value.to_bits() == exact.to_bits() || value.is_nan() && exact.is_nan();
@@ -456,15 +454,15 @@ fn conversions() {
 }
 
 /// The hyperbolic tangent of each number, as the kernel computes it for a softcap of 1, times `log2(e)`.
-fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64> {
+fn tangents<K: Softmax<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64> {
     let lanes = K::LANE_BLOCK;
     let mut scores = numbers.to_vec();
     scores.resize(numbers.len().next_multiple_of(lanes), 0.0);
     kernel.modify_scores(ScoreModifiers {
-        row_scales: None,
-        key_scales: None,
         scores: &mut scores,
         lanes,
+        lane_scales: None,
+        tile_row_scales: None,
         softcap: Some(1.0),
         alibi: None,
         bias: None,
@@ -477,7 +475,7 @@ fn tangents<K: Microkernel<Real = f32>>(kernel: &K, numbers: &[f32]) -> Vec<f64>
 /// Every 251st `f32` of both signs up to 100, where the tangent has long been 1.
 #[test]
 fn tangents_are_as_exact_as_stated() {
-    fn check<K: Microkernel<Real = f32>>(kernel: &K, name: &str) {
+    fn check<K: Softmax<Real = f32>>(kernel: &K, name: &str) {
         const CHUNK: usize = 1 << 16;
         let mut worst = 0.0_f64;
         for sign in [1.0, -1.0] {
@@ -507,14 +505,14 @@ fn sizes_are_padded() {
 }
 
 /// Every code of 8 bits, in whole vectors and in the rest of a row.
-fn check_codes<K: Microkernel<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
+fn check_codes<K: Softmax<Real = f32, Packed = f32>>(kernel: &K, name: &str) {
     for dtype in DType::FLOAT8 {
         let data: Vec<u8> = (0..=u8::MAX).chain(0..=u8::MAX).collect();
         for (rows, columns) in [(1, 512), (7, 73), (102, 5)] {
             let shape = Shape { batch: 1, heads: 1, rows, columns };
             let tensor = (Tensor { dtype, data: data.clone() }, shape);
-            let mut packed = vec![0.0; K::key_size(columns, rows)];
-            kernel.pack_keys(head(&tensor), 0..rows, &mut packed);
+            let mut packed = vec![0.0; K::left_size(columns, rows)];
+            kernel.pack_left(head(&tensor), 0..rows, &mut packed);
             for (code, &found) in data.iter().zip(&packed[..rows * columns]) {
                 let expected = dtype.decode(&[*code]) as f32;
                 let is_same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();

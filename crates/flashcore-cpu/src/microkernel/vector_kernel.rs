@@ -8,7 +8,9 @@ use super::convert;
 use super::head::Head;
 use super::mask::{self, LaneRanges};
 use super::score::{self, ScoreModifiers};
-use super::{Microkernel, PvArgs, QkArgs, QkOperands, SoftmaxArgs, SoftmaxOutcome, decode, pack, softmax};
+use super::{
+    AccumulateArgs, Decode, Lse, MultiplyArgs, Products, Softmax, SoftmaxArgs, SoftmaxOutcome, decode, pack, softmax,
+};
 use crate::attend::blocked;
 use crate::attend::decode::DecodeTile;
 use crate::simd::vector::Vector;
@@ -19,31 +21,26 @@ use std::ops::Range;
 pub(crate) trait SimdLevel: Sync + Sized {
     type Vector: Vector;
 
-    /// See [`Microkernel::KV_TILE`].
-    const KV_TILE: usize = blocked::KV_TILE;
+    /// See [`Products::TILE_ROWS`].
+    const TILE_ROWS: usize = blocked::KV_TILE;
 
     /// Calls `work` in a function with the target features of the level.
     fn vectorize<W: SimdWork<Self::Vector>>(&self, work: W) -> W::Output;
 
-    /// [`products::qk`](super::products::qk) in blocks that fill the registers. To be marked `#[inline(always)]`.
+    /// [`products::multiply`](super::products::multiply) in blocks that fill the registers. To be marked `#[inline(always)]`.
     ///
     /// # Safety
     ///
     /// The processor has the features.
-    unsafe fn qk(args: &mut QkArgs<'_, Self>);
+    unsafe fn multiply_tile(args: &mut MultiplyArgs<'_, Self>);
 
-    /// [`products::pv`](super::products::pv) in blocks that fill the registers. To be marked `#[inline(always)]`.
+    /// [`products::accumulate`](super::products::accumulate) in blocks that fill the registers. To be marked
+    /// `#[inline(always)]`.
     ///
     /// # Safety
     ///
     /// The processor has the features.
-    unsafe fn pv(args: &mut PvArgs<'_, Self>);
-
-    /// See [`Microkernel::qk_softmax_fused`].
-    fn qk_softmax_fused(&self, operands: QkOperands<'_, Self>, args: &mut SoftmaxArgs<'_, Self>) -> bool {
-        let _ = (operands, args);
-        false
-    }
+    unsafe fn accumulate_tile(args: &mut AccumulateArgs<'_, Self>);
 }
 
 /// Arguments of a loop over vectors of type `V`.
@@ -59,17 +56,16 @@ pub(crate) trait SimdWork<V: Vector> {
 }
 
 /// Implements [`SimdLevel`] with the one function that has the features. `$rows` by two vectors are the sums that stay in
-/// registers, or for the output `$columns` by one where they are given. A fused softmax is a function that needs the
-/// features.
+/// registers, or while sums are accumulated `$columns` by one where they are given.
 macro_rules! simd_level {
     (
         $level:ident $(<$real:ident>)?, $vector:ty, rows: $rows:literal $(, columns: $columns:literal)?
-        $(, kv_tile: $kv_tile:literal)?
-        $(, features: $features:literal)? $(, qk_softmax_fused: $qk_softmax_fused:path)?
+        $(, tile_rows: $tile_rows:literal)?
+        $(, features: $features:literal)?
     ) => {
         impl $(<$real: crate::simd::real::Real>)? crate::microkernel::vector_kernel::SimdLevel for $level $(<$real>)? {
             type Vector = $vector;
-            $(const KV_TILE: usize = $kv_tile;)?
+            $(const TILE_ROWS: usize = $tile_rows;)?
 
             #[inline(always)]
             fn vectorize<W: crate::microkernel::vector_kernel::SimdWork<$vector>>(&self, work: W) -> W::Output {
@@ -87,27 +83,16 @@ macro_rules! simd_level {
             }
 
             #[inline(always)]
-            unsafe fn qk(args: &mut crate::microkernel::QkArgs<'_, Self>) {
+            unsafe fn multiply_tile(args: &mut crate::microkernel::MultiplyArgs<'_, Self>) {
                 // SAFETY: the caller vouches for the features.
-                unsafe { crate::microkernel::products::qk::<$vector, _, $rows>(args) }
+                unsafe { crate::microkernel::products::multiply::<$vector, _, $rows>(args) }
             }
 
             #[inline(always)]
-            unsafe fn pv(args: &mut crate::microkernel::PvArgs<'_, Self>) {
+            unsafe fn accumulate_tile(args: &mut crate::microkernel::AccumulateArgs<'_, Self>) {
                 // SAFETY: the caller vouches for the features.
-                unsafe { crate::microkernel::products::pv::<$vector, _, $rows, { 0 $(+ $columns)? }>(args) }
+                unsafe { crate::microkernel::products::accumulate::<$vector, _, $rows, { 0 $(+ $columns)? }>(args) }
             }
-
-            $(
-                fn qk_softmax_fused(
-                    &self,
-                    operands: crate::microkernel::QkOperands<'_, Self>,
-                    args: &mut crate::microkernel::SoftmaxArgs<'_, Self>,
-                ) -> bool {
-                    // SAFETY: `self` is a witness of the features.
-                    unsafe { $qk_softmax_fused(&operands, args) }
-                }
-            )?
         }
     };
 }
@@ -115,73 +100,56 @@ pub(crate) use simd_level;
 
 type Real<L> = <<L as SimdLevel>::Vector as Vector>::Real;
 
-impl<L: SimdLevel> Microkernel for L {
+impl<L: SimdLevel> Products for L {
     type Real = Real<L>;
     type Packed = Real<L>;
 
-    const PANEL_ROWS: usize = 2 * L::Vector::LANES;
+    const PANEL_LANES: usize = 2 * L::Vector::LANES;
     const LANE_BLOCK: usize = L::Vector::LANES;
-    const KEY_ALIGNMENT: usize = 1;
-    const KEY_BLOCK: usize = 1;
-    const VALUE_BLOCK: usize = 1;
-    const KV_TILE: usize = L::KV_TILE;
-    const SCALES_IN_SOFTMAX: bool = true;
+    const ROW_ALIGNMENT: usize = 1;
+    const ROW_BLOCK: usize = 1;
+    const COLUMN_BLOCK: usize = 1;
+    const TILE_ROWS: usize = L::TILE_ROWS;
     const FUSED_PREFETCH: bool = true;
 
-    fn query_size(head_dim: usize) -> usize {
-        head_dim * Self::PANEL_ROWS
+    fn right_size(depth: usize) -> usize {
+        depth * Self::PANEL_LANES
     }
 
-    fn key_size(head_dim: usize, keys: usize) -> usize {
-        head_dim * keys
+    fn left_size(depth: usize, rows: usize) -> usize {
+        depth * rows
     }
 
-    fn value_size(value_dim: usize, keys: usize) -> usize {
-        value_dim * keys
+    fn transposed_size(columns: usize, rows: usize) -> usize {
+        columns * rows
     }
 
     fn in_place(head: Head<'_>, rows: Range<usize>) -> Option<&[Self::Packed]> {
         head.in_place(rows)
     }
 
-    fn pack_query(&self, query: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [Self::Packed]) {
-        self.vectorize(PackQuery(query, rows, lanes, packed));
+    fn pack_right(&self, head: Head<'_>, rows: Range<usize>, lanes: usize, packed: &mut [Self::Packed]) {
+        self.vectorize(PackRight(head, rows, lanes, packed));
     }
 
-    fn pack_keys(&self, key: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
-        self.vectorize(PackRows(key, keys, packed));
+    fn pack_left(&self, head: Head<'_>, rows: Range<usize>, packed: &mut [Self::Packed]) {
+        self.vectorize(PackRows(head, rows, packed));
     }
 
-    fn pack_values(&self, value: Head<'_>, keys: Range<usize>, packed: &mut [Self::Packed]) {
-        self.pack_keys(value, keys, packed);
+    fn pack_transposed(&self, head: Head<'_>, rows: Range<usize>, packed: &mut [Self::Packed]) {
+        self.pack_left(head, rows, packed);
     }
 
-    fn scale_values(&self, packed: &mut [Self::Packed], columns: usize, scales: &[Self::Real]) {
+    fn scale_rows(&self, packed: &mut [Self::Packed], columns: usize, scales: &[Self::Real]) {
         self.vectorize(ScaleRows(packed, columns, scales));
     }
 
-    fn qk_product(&self, mut args: QkArgs<'_, Self>) {
+    fn multiply(&self, mut args: MultiplyArgs<'_, Self>) {
         self.vectorize(&mut args);
     }
 
-    fn online_softmax(&self, args: &mut SoftmaxArgs<'_, Self>) -> SoftmaxOutcome {
-        self.vectorize(args)
-    }
-
-    fn qk_softmax_fused(&self, operands: QkOperands<'_, Self>, args: &mut SoftmaxArgs<'_, Self>) -> bool {
-        SimdLevel::qk_softmax_fused(self, operands, args)
-    }
-
-    fn pv_product(&self, mut args: PvArgs<'_, Self>) {
+    fn accumulate(&self, mut args: AccumulateArgs<'_, Self>) {
         self.vectorize(&mut args);
-    }
-
-    fn modify_scores(&self, modifiers: ScoreModifiers<'_, Self::Real>) {
-        self.vectorize(modifiers);
-    }
-
-    fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &LaneRanges) {
-        self.vectorize(Mask(scores, lanes, ranges));
     }
 
     fn transpose(&self, columns: &[Self::Real], factors: &[Self::Real], rows: &mut [Self::Real]) {
@@ -195,16 +163,37 @@ impl<L: SimdLevel> Microkernel for L {
     fn store(&self, dtype: DType, values: &[Self::Real], factor: Self::Real, bytes: &mut [u8]) {
         self.vectorize(Store(dtype, values, factor, bytes));
     }
+}
 
+impl<L: SimdLevel> Softmax for L {
+    fn modify_scores(&self, modifiers: ScoreModifiers<'_, Self::Real>) {
+        self.vectorize(modifiers);
+    }
+
+    fn mask(&self, scores: &mut [Self::Real], lanes: usize, ranges: &LaneRanges) {
+        self.vectorize(Mask(scores, lanes, ranges));
+    }
+
+    fn online_softmax(&self, args: &mut SoftmaxArgs<'_, Self>) -> SoftmaxOutcome {
+        self.vectorize(args)
+    }
+
+    fn exp2_minus_lse(&self, scores: &mut [Self::Real], lanes: usize, factor: Self::Real, lse: Lse<'_, Self::Real>) {
+        self.vectorize(Exp2MinusLse(scores, lanes, factor, lse));
+    }
+}
+
+impl<L: SimdLevel> Decode for L {
     fn decode_tile(&self, tile: DecodeTile<'_, Self::Real>) {
         self.vectorize(tile);
     }
 }
 
-struct PackQuery<'a, R>(Head<'a>, Range<usize>, usize, &'a mut [R]);
+struct PackRight<'a, R>(Head<'a>, Range<usize>, usize, &'a mut [R]);
 struct PackRows<'a, R>(Head<'a>, Range<usize>, &'a mut [R]);
 struct ScaleRows<'a, R>(&'a mut [R], usize, &'a [R]);
 struct Mask<'a, R>(&'a mut [R], usize, &'a LaneRanges);
+struct Exp2MinusLse<'a, R>(&'a mut [R], usize, R, Lse<'a, R>);
 struct Transpose<'a, R>(&'a [R], &'a [R], &'a mut [R]);
 struct AreFinite<'a>(Head<'a>, Range<usize>);
 struct Store<'a, R>(DType, &'a [R], R, &'a mut [u8]);
@@ -227,8 +216,8 @@ macro_rules! simd_work {
 }
 
 simd_work! {
-    <V: Vector> V, PackQuery<'_, V::Real> => |PackQuery(query, rows, lanes, packed)| -> () {
-        pack::pack_query::<V>(query, rows, lanes, packed);
+    <V: Vector> V, PackRight<'_, V::Real> => |PackRight(head, rows, lanes, packed)| -> () {
+        pack::pack_right::<V>(head, rows, lanes, packed);
     }
     <V: Vector> V, PackRows<'_, V::Real> => |PackRows(head, rows, packed)| -> () {
         pack::pack_rows::<V>(head, rows, packed);
@@ -236,13 +225,16 @@ simd_work! {
     <V: Vector> V, ScaleRows<'_, V::Real> => |ScaleRows(packed, columns, scales)| -> () {
         pack::scale_rows(packed, columns, scales);
     }
-    <L: SimdLevel> L::Vector, &mut QkArgs<'_, L> => |args| -> () { L::qk(args); }
+    <L: SimdLevel> L::Vector, &mut MultiplyArgs<'_, L> => |args| -> () { L::multiply_tile(args); }
     <L: SimdLevel> L::Vector, &mut SoftmaxArgs<'_, L> => |args| -> SoftmaxOutcome {
         softmax::online_softmax::<L::Vector, _>(args)
     }
-    <L: SimdLevel> L::Vector, &mut PvArgs<'_, L> => |args| -> () { L::pv(args); }
+    <L: SimdLevel> L::Vector, &mut AccumulateArgs<'_, L> => |args| -> () { L::accumulate_tile(args); }
     <V: Vector> V, ScoreModifiers<'_, V::Real> => |modifiers| -> () { score::modify_scores::<V>(modifiers); }
     <V: Vector> V, Mask<'_, V::Real> => |Mask(scores, lanes, ranges)| -> () { mask::mask(scores, lanes, ranges); }
+    <V: Vector> V, Exp2MinusLse<'_, V::Real> => |Exp2MinusLse(scores, lanes, factor, lse)| -> () {
+        softmax::exp2_minus_lse::<V>(scores, lanes, factor, lse);
+    }
     <V: Vector> V, Transpose<'_, V::Real> => |Transpose(columns, factors, rows)| -> () {
         pack::transpose::<V>(columns, factors, rows);
     }

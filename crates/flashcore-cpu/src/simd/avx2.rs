@@ -3,6 +3,7 @@
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
 use crate::driver::once::Once;
+use crate::microkernel::FusedForward;
 use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
@@ -37,6 +38,8 @@ impl Avx2 {
 // Six rows by two vectors are twelve sums; with two vectors of the right factor and one of the left, 15 of 16
 // registers. The latency of a multiply-add (4 or 5 cycles, two at a time) needs ten sums.
 simd_level!(Avx2, Ymm, rows: 6, features: "avx2,fma,f16c");
+
+impl FusedForward for Avx2 {}
 
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm(__m256);

@@ -43,12 +43,11 @@ impl Avx512 {
 // Tiles of 256 keys read and write the output half as often as those of 128, which is worth more than weights that fit into
 // a first-level cache.
 simd_level!(
-    Avx512, Zmm, rows: 12, columns: 16, kv_tile: 256, features: "avx512f,avx512bw,avx512vl,avx512dq",
-    qk_softmax_fused: super::avx512_fused::qk_softmax_fused
+    Avx512, Zmm, rows: 12, columns: 16, tile_rows: 256, features: "avx512f,avx512bw,avx512vl,avx512dq"
 );
 
 #[derive(Clone, Copy)]
-pub(crate) struct Zmm(pub(super) __m512);
+pub(crate) struct Zmm(pub(crate) __m512);
 
 impl Vector for Zmm {
     type Real = f32;

@@ -11,7 +11,7 @@
 
 use super::avx512::{Avx512, Zmm};
 use crate::microkernel::softmax::{COARSE, Column, MAX_TILE_SUM};
-use crate::microkernel::{QkOperands, SoftmaxArgs};
+use crate::microkernel::{FusedForward, Operands, SoftmaxArgs};
 use crate::simd::exp2::{MIN_EXPONENT, short};
 use crate::simd::vector::Vector;
 use core::arch::asm;
@@ -223,25 +223,31 @@ unsafe fn multiply(
     }
 }
 
-/// [`Microkernel::qk_softmax_fused`](crate::microkernel::Microkernel::qk_softmax_fused) for whole row
-/// panels and blocks of keys.
+impl FusedForward for Avx512 {
+    fn qk_softmax_fused(&self, operands: &Operands<'_, Self>, args: &mut SoftmaxArgs<'_, Self>) -> bool {
+        // SAFETY: `self` is a witness of the features.
+        unsafe { qk_softmax_fused(operands, args) }
+    }
+}
+
+/// [`FusedForward::qk_softmax_fused`] for whole row panels and blocks of keys.
 ///
 /// # Safety
 ///
 /// The processor has the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn qk_softmax_fused(factors: &QkOperands<'_, Avx512>, args: &mut SoftmaxArgs<'_, Avx512>) -> bool {
-    let (keys, depth) = (factors.keys.len(), factors.head_dim);
-    let attends_all = |block| args.lane_keys.of_block(block) == keys;
+unsafe fn qk_softmax_fused(operands: &Operands<'_, Avx512>, args: &mut SoftmaxArgs<'_, Avx512>) -> bool {
+    let (keys, depth) = (operands.rows.len(), operands.depth);
+    let attends_all = |block| args.lane_rows.of_block(block) == keys;
     if args.updates_row_max || args.lanes != PANEL || !keys.is_multiple_of(KEYS) || !(0..2).all(attends_all) {
         return false;
     }
-    let key = &factors.key[factors.keys.start * depth..factors.keys.end * depth];
+    let key = &operands.left[operands.rows.start * depth..operands.rows.end * depth];
     assert!(
-        args.fits() && args.keys == keys && factors.query.len() >= depth * PANEL,
+        args.fits() && args.rows == keys && operands.right.len() >= depth * PANEL,
         "a product of tiles that are too small"
     );
-    let (query, scores) = (factors.query.as_ptr(), args.scores.as_mut_ptr());
+    let (query, scores) = (operands.right.as_ptr(), args.scores.as_mut_ptr());
     // SAFETY: the tiles are as large as was just asserted, and the softmax reads scores that are there.
     unsafe {
         let mut softmax = FusedSoftmax {
@@ -338,7 +344,7 @@ impl FusedSoftmax {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::microkernel::{LaneKeys, Microkernel, QkArgs, SoftmaxOutcome};
+    use crate::microkernel::{LaneRows, MultiplyArgs, Products, Softmax, SoftmaxOutcome};
 
     /// A row panel with one tile of keys.
     struct Case {
@@ -395,23 +401,16 @@ mod tests {
             let kernel = Avx512::detect()?;
             let mut scores = vec![9.0; self.keys * PANEL];
             let (mut row_max, mut sum, mut row_scale) = (self.row_max.clone(), self.sum(), vec![9.0; PANEL]);
-            let lane_keys = LaneKeys::new(|_| self.keys);
+            let lane_rows = LaneRows::new(|_| self.keys);
+            let operands = Operands { depth: self.depth, rows: 0..self.keys, left: &self.key, right: &self.query };
             if !is_fused {
-                kernel.qk_product(QkArgs {
-                    head_dim: self.depth,
-                    lanes: PANEL,
-                    keys: 0..self.keys,
-                    lane_keys,
-                    key: &self.key,
-                    query: &self.query,
-                    factor: 1.0,
-                    scores: &mut scores,
-                });
+                let product = &mut scores;
+                kernel.multiply(MultiplyArgs { operands: &operands, lanes: PANEL, lane_rows, factor: 1.0, product });
             }
             let mut args = SoftmaxArgs {
                 lanes: PANEL,
-                keys: self.keys,
-                lane_keys,
+                rows: self.keys,
+                lane_rows,
                 updates_row_max: false,
                 factor: 1.5,
                 scores: &mut scores,
@@ -421,9 +420,8 @@ mod tests {
                 row_sum: &mut sum,
                 row_scale: &mut row_scale,
             };
-            let factors = QkOperands { head_dim: self.depth, keys: 0..self.keys, key: &self.key, query: &self.query };
             let is_done = if is_fused {
-                kernel.qk_softmax_fused(factors, &mut args)
+                kernel.qk_softmax_fused(&operands, &mut args)
             } else {
                 kernel.online_softmax(&mut args) == SoftmaxOutcome::Done
             };

@@ -2,8 +2,8 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::convert;
 use crate::microkernel::vector_kernel::simd_level;
+use crate::microkernel::{FusedForward, convert};
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
@@ -33,6 +33,8 @@ impl Neon {
 // whose latency (4 cycles, two to four at a time) needs eight to sixteen sums. Twelve rows by two registers are as
 // many sums, but 13 loads, and read the keys twice as often.
 simd_level!(Neon, Pair, rows: 6, features: "neon");
+
+impl FusedForward for Neon {}
 
 /// Registers of a vector.
 const REGISTERS: usize = 2;

@@ -2,8 +2,8 @@
 
 #![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
 
-use crate::microkernel::convert;
 use crate::microkernel::vector_kernel::simd_level;
+use crate::microkernel::{FusedForward, convert};
 use crate::simd::real::Real;
 use crate::simd::vector::Vector;
 use flashcore_problem::DType;
@@ -22,6 +22,8 @@ impl<R> Portable<R> {
 }
 
 simd_level!(Portable<R>, Array<R>, rows: 4);
+
+impl<R: Real> FusedForward for Portable<R> {}
 
 /// A vector for any processor.
 #[derive(Clone, Copy)]

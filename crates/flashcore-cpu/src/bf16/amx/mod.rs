@@ -31,8 +31,8 @@ pub(crate) fn multiply_adds() -> usize {
 impl PairMultiplier for TileProducts {
     /// Keys and values come from the second-level cache once for each row panel, but query and output of a wider one leave too
     /// little of the first: 64 rows were a sixth slower.
-    const PANEL_ROWS: usize = 2 * LANES;
-    const KV_TILE: usize = 128;
+    const PANEL_LANES: usize = 2 * LANES;
+    const TILE_ROWS: usize = 128;
     const IS_FUSED: bool = true;
 
     unsafe fn multiply(&self, product: PairProduct) {
