@@ -62,7 +62,7 @@ pub use simd::level::{Level, LevelError};
 pub use simd::peak::{measured_peak, measured_peak_of};
 
 use driver::once::Once;
-use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem};
+use flashcore_problem::{DType, InputViews, Invalid, OutputViews, Problem, Validated};
 
 /// Reason why attention was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -108,14 +108,17 @@ pub fn attend_with<'a>(
     inputs: impl Into<InputViews<'a>>,
     outputs: impl Into<OutputViews<'a>>,
 ) -> Result<(), CpuError> {
+    Ok(attend_validated(level, Validated::new(problem, inputs.into(), outputs.into())?)?)
+}
+
+/// [`attend_with`] for tensors that have been checked already.
+pub fn attend_validated(level: Level, call: Validated<'_>) -> Result<(), LevelError> {
     // Detected once, because the list takes memory and stays the same.
     static AVAILABLE: Once<Vec<Level>> = Once::new();
     if !AVAILABLE.get(Level::available).contains(&level) {
         level.check()?;
     }
-    let (inputs, outputs) = (inputs.into(), outputs.into());
-    inputs.validate(problem)?;
-    outputs.validate(problem)?;
+    let (problem, inputs, outputs) = call.into_parts();
     match problem.dtype.accumulator() {
         DType::F64 => driver::attend(&simd::portable::Portable::<f64>::new(), problem, &inputs, outputs),
         DType::F16 | DType::Bf16 | DType::F32 | DType::E4m3 | DType::E5m2 => {

@@ -99,6 +99,7 @@ mod scale;
 mod sequence;
 mod sequence_check;
 mod tensors;
+mod validated;
 mod verify;
 mod views;
 
@@ -132,6 +133,7 @@ pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView, ScaleViewMut};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, PositionNumbers, Tensor, Value};
+pub use validated::Validated;
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,
     Stress, Verdict, Worst, judge, oracle, reference,

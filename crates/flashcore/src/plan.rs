@@ -6,7 +6,7 @@ use std::fmt;
 use flashcore_cuda::{CudaError, Stream};
 #[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
-use flashcore_problem::{InputViews, OutputViews, Problem};
+use flashcore_problem::{InputViews, OutputViews, Problem, Validated};
 
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
@@ -218,16 +218,15 @@ impl Plan {
     /// On a GPU this allocates device memory, copies the inputs there, launches and copies the outputs back: convenient,
     /// not fast. [`launch`](Self::launch) is for tensors that are on the GPU already.
     pub fn run<'a>(&self, inputs: impl Into<InputViews<'a>>, outputs: impl Into<OutputViews<'a>>) -> Result<(), Error> {
-        let (inputs, outputs) = (inputs.into(), outputs.into());
-        inputs.validate(&self.problem)?;
-        outputs.validate(&self.problem)?;
+        let call = Validated::new(&self.problem, inputs.into(), outputs.into())?;
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu => flashcore_cpu::attend(&self.problem, inputs, outputs).map_err(Error::from),
+            Backend::Cpu => Ok(flashcore_cpu::attend_validated(flashcore_cpu::Level::default_level()?, call)?),
             #[cfg(feature = "cuda")]
             Backend::Cuda(executor) => {
                 CUDA.check()?;
-                Ok(executor.run(&self.problem, &inputs, outputs)?)
+                let (problem, inputs, outputs) = call.into_parts();
+                Ok(executor.run(problem, &inputs, outputs)?)
             }
             Backend::Nothing => Ok(()),
         }

@@ -48,16 +48,16 @@ struct Call<'a, K> {
 impl<K: FusedForward + Decode> Call<'_, K> {
     fn run(&self) {
         let (scheduler, size) = (self.scheduler, self.problem.value_dim);
-        if scheduler.partials() == 0 {
+        if scheduler.partials == 0 {
             self.each_item(
                 |group, _, row, row_max, row_sum, values| self.finish_row(group, row, row_max, row_sum, values),
                 |group, _, panel| self.finish_panel(group, panel),
             );
             return;
         }
-        let bytes = Partials::<K::Real>::scratch_bytes(scheduler.partials(), size);
+        let bytes = Partials::<K::Real>::scratch_bytes(scheduler.partials, size);
         with_scratch(Purpose::Partials, bytes, |mut arena| {
-            let partials = Partials::<K::Real>::take(&mut arena, scheduler.partials(), size);
+            let partials = Partials::<K::Real>::take(&mut arena, scheduler.partials, size);
             self.each_item(
                 |group, place, row, row_max, row_sum, values| match place {
                     // SAFETY: each split of a row is of one item, and each item is computed once.
@@ -76,8 +76,8 @@ impl<K: FusedForward + Decode> Call<'_, K> {
                     }
                 },
             );
-            let rows = scheduler.split_rows();
-            for_each(rows, scheduler.partials() / rows * size, LoopSchedule::Dynamic, |index| {
+            let rows = scheduler.split_rows;
+            for_each(rows, scheduler.partials / rows * size, LoopSchedule::Dynamic, |index| {
                 let row = scheduler.split_row(index);
                 // SAFETY: each row is merged once, and the items are done.
                 let (row_max, row_sum, values) = unsafe { partials.merge(&row.partials) };
@@ -95,13 +95,10 @@ impl<K: FusedForward + Decode> Call<'_, K> {
     ) {
         let (problem, scheduler) = (self.problem, self.scheduler);
         let work = scheduler.mean_item().saturating_mul(problem.head_dim + problem.value_dim);
-        let of_decode = if scheduler.has_decode() {
-            decode::scratch_bytes::<K::Real>(problem, scheduler.decode_heads())
-        } else {
-            0
-        };
+        let of_decode =
+            if scheduler.has_decode() { decode::scratch_bytes::<K::Real>(problem, scheduler.decode_heads) } else { 0 };
         let of_blocks = scheduler.largest_rows().map_or(0, |rows| blocked::scratch_bytes::<K>(problem, rows));
-        for_each(scheduler.items(), work, scheduler.loop_schedule(), |index| {
+        for_each(scheduler.items, work, scheduler.loop_schedule(), |index| {
             let item = scheduler.item(index);
             let groups: [_; decode::MAX_HEADS] =
                 array::from_fn(|head| (head < item.heads).then(|| self.group(item.sequence, item.key_head + head)));
@@ -136,8 +133,7 @@ impl<K: FusedForward + Decode> Call<'_, K> {
 
     /// Keys and values of an item, if there is one and it is decoded.
     fn following(&self, index: usize) -> Option<Following<'_>> {
-        let item =
-            (index < self.scheduler.items()).then(|| self.scheduler.item(index)).filter(|item| item.is_decode)?;
+        let item = (index < self.scheduler.items).then(|| self.scheduler.item(index)).filter(|item| item.is_decode)?;
         let Group { key, value, .. } = self.group(item.sequence, item.key_head);
         Some(Following { key, value, first_key: item.keys.start })
     }

@@ -53,13 +53,14 @@ pub(crate) struct TileScheduler<'a> {
     /// Rows of an item, but for the last.
     item_rows: usize,
     /// KV heads of an item that is decoded.
-    decode_heads: usize,
-    items: usize,
+    pub(crate) decode_heads: usize,
+    /// Number of items.
+    pub(crate) items: usize,
     /// Pairs of a row and a key.
     work: usize,
-    /// Rows whose splits are merged, and their splits.
-    split_rows: usize,
-    partials: usize,
+    /// Number of rows whose splits are merged, and of their partial results.
+    pub(crate) split_rows: usize,
+    pub(crate) partials: usize,
 }
 
 /// Work items of one sequence.
@@ -283,29 +284,9 @@ impl<'a> TileScheduler<'a> {
         Self { sequences, key_heads, item_rows, decode_heads, items, work, split_rows, partials }
     }
 
-    /// Number of items.
-    pub(crate) fn items(&self) -> usize {
-        self.items
-    }
-
     /// Mean number of pairs of a row and a key of an item.
     pub(crate) fn mean_item(&self) -> usize {
         self.work / self.items.max(1)
-    }
-
-    /// Number of rows whose splits are merged.
-    pub(crate) fn split_rows(&self) -> usize {
-        self.split_rows
-    }
-
-    /// Number of partial results.
-    pub(crate) fn partials(&self) -> usize {
-        self.partials
-    }
-
-    /// Number of KV heads of an item that is decoded.
-    pub(crate) fn decode_heads(&self) -> usize {
-        self.decode_heads
     }
 
     /// True if some item is decoded.
@@ -411,7 +392,7 @@ mod tests {
 
     fn items(problem: &Problem, inputs: &InputViews<'_>, threads: usize) -> Vec<Item> {
         schedule(problem, inputs, threads, |scheduler| {
-            (0..scheduler.items()).map(|index| scheduler.item(index)).collect()
+            (0..scheduler.items).map(|index| scheduler.item(index)).collect()
         })
     }
 
@@ -428,7 +409,7 @@ mod tests {
         let keys_of = |index: usize| attended_keys(problem, &sequence(index));
         let mut seen: BTreeMap<_, Vec<(Range<usize>, Option<usize>)>> = BTreeMap::new();
         schedule(problem, inputs, threads, |scheduler| {
-            for item in (0..scheduler.items()).map(|index| scheduler.item(index)) {
+            for item in (0..scheduler.items).map(|index| scheduler.item(index)) {
                 let most = if item.is_decode { 0 } else { scheduler.largest_rows().unwrap() };
                 assert!(item.rows.len() <= most.max(decode::MAX_ROWS) && !item.rows.is_empty(), "{problem}: {item:?}");
                 for (head, row) in (0..item.heads).flat_map(|head| item.rows.clone().map(move |row| (head, row))) {
@@ -448,7 +429,7 @@ mod tests {
                 assert_eq!(end, keys_of(index).end, "{problem}");
             }
             let mut places = Vec::new();
-            for row in (0..scheduler.split_rows()).map(|index| scheduler.split_row(index)) {
+            for row in (0..scheduler.split_rows).map(|index| scheduler.split_row(index)) {
                 let splits = seen.remove(&(row.sequence, row.key_head, row.row)).unwrap();
                 let stored: Vec<usize> = splits.into_iter().filter_map(|(_, place)| place).collect();
                 assert_eq!(stored, row.partials.clone().collect::<Vec<_>>(), "{problem}");
@@ -456,7 +437,7 @@ mod tests {
             }
             assert!(seen.values().all(|splits| splits.len() == 1 && splits[0].1.is_none()), "{problem}");
             places.sort_unstable();
-            assert_eq!(places, (0..scheduler.partials()).collect::<Vec<_>>(), "{problem}");
+            assert_eq!(places, (0..scheduler.partials).collect::<Vec<_>>(), "{problem}");
         });
     }
 

@@ -1,14 +1,12 @@
 //! The AVX2 level, for processors with AVX2, FMA and F16C: eight query rows to a vector, sixteen registers.
 
-#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
-
 use crate::driver::once::Once;
 use crate::microkernel::FusedForward;
 use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
-use crate::simd::vector::{Vector, x86_operations};
+use crate::simd::vector::{Vector, vector_methods};
 use core::arch::x86_64::{
     __m128i, __m256, _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
     _mm_loadu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_blendv_ps, _mm256_castpd_ps,
@@ -48,22 +46,21 @@ impl Vector for Ymm {
     type Real = f32;
     const LANES: usize = 8;
 
-    x86_operations!(
-        _mm256_set1_ps,
-        _mm256_loadu_ps,
-        _mm256_storeu_ps,
-        _mm256_add_ps,
-        _mm256_sub_ps,
-        _mm256_mul_ps,
-        _mm256_fmadd_ps,
-        _mm256_max_ps
-    );
+    vector_methods! {
+        fn splat(value: f32) -> Self { Self(_mm256_set1_ps(value)) }
+        fn load(from: *const f32) -> Self { Self(_mm256_loadu_ps(from)) }
+        fn store(self, to: *mut f32) { _mm256_storeu_ps(to, self.0); }
+        fn add(self, other: Self) -> Self { Self(_mm256_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Self(_mm256_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Self(_mm256_mul_ps(self.0, other.0)) }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Self(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
+        fn max(self, other: Self) -> Self { Self(_mm256_max_ps(self.0, other.0)) }
+        fn prefetch(address: *const u8) { _mm_prefetch::<_MM_HINT_T1>(address.cast()); }
+        fn prefetch_next(address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()); }
+        fn tanh(self) -> Self { tanh(self) }
 
-    #[inline(always)]
-    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
-    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe {
+        #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
+        fn widen(dtype: DType, from: *const u8) -> Self {
             Self(match dtype {
                 DType::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast::<__m128i>())),
                 DType::Bf16 => {
@@ -88,20 +85,14 @@ impl Vector for Ymm {
                 }
             })
         }
-    }
 
-    #[inline(always)]
-    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, other.0))) }
-    }
+        fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_EQ_OQ>(self.0, other.0)))
+        }
 
-    #[inline(always)]
-    unsafe fn exp2(self) -> Self {
-        const EXPONENT_BIAS: i32 = 127;
-        const FRACTION_BITS: i32 = 23;
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
+        fn exp2(self) -> Self {
+            const EXPONENT_BIAS: i32 = 127;
+            const FRACTION_BITS: i32 = 23;
             // The second operand is the result where it is a NaN.
             let exponent = _mm256_min_ps(_mm256_set1_ps(MAX_EXPONENT), self.0);
             let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(exponent);
@@ -116,22 +107,12 @@ impl Vector for Ymm {
             let is_normal = _mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, _mm256_set1_ps(MIN_EXPONENT));
             Self(_mm256_and_ps(is_normal, _mm256_mul_ps(power, scale)))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn tanh(self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { tanh(self) }
-    }
-
-    #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
-    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // The lower and the upper halves of two vectors.
-        const LOWER: i32 = 0x20;
-        const UPPER: i32 = 0x31;
-        // SAFETY: the caller vouches for the instructions and the pointers.
-        unsafe {
+        #[expect(clippy::needless_range_loop, reason = "rows and columns count registers and addresses alike")]
+        fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            // The lower and the upper halves of two vectors.
+            const LOWER: i32 = 0x20;
+            const UPPER: i32 = 0x31;
             // Half `h` of `fours[g][c]` is column `4 h + c` of rows `4 g` to `4 g + 3`.
             let mut fours = [[_mm256_setzero_ps(); 4]; 2];
             for group in 0..2 {
@@ -157,15 +138,11 @@ impl Vector for Ymm {
 }
 
 impl TanhVector for Ymm {
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_div_ps(self.0, other.0)) }
-    }
+    vector_methods! {
+        fn div(self, other: Self) -> Self { Self(_mm256_div_ps(self.0, other.0)) }
 
-    #[inline(always)]
-    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0))) }
+        fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, other.0)))
+        }
     }
 }

@@ -1,14 +1,12 @@
 //! The AVX-512 level, for processors with AVX-512: sixteen query rows to a vector, thirty-two registers.
 
-#![expect(clippy::inline_always, reason = "instructions of a level must end up in its functions")]
-
 use crate::driver::once::Once;
 use crate::microkernel::vector_kernel::simd_level;
 use crate::simd::exp2::MIN_EXPONENT;
 use crate::simd::exp2::short::COEFFICIENTS;
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
-use crate::simd::vector::{Vector, x86_operations};
+use crate::simd::vector::{Vector, vector_methods};
 use core::arch::asm;
 use core::arch::x86_64::{
     __m128i, _mm_loadu_si128, _mm256_and_si256, _mm256_cmpeq_epi16_mask, _mm256_cvtepu8_epi16, _mm256_mask_mov_epi16,
@@ -53,22 +51,36 @@ impl Vector for Zmm {
     type Real = f32;
     const LANES: usize = 16;
 
-    x86_operations!(
-        _mm512_set1_ps,
-        _mm512_loadu_ps,
-        _mm512_storeu_ps,
-        _mm512_add_ps,
-        _mm512_sub_ps,
-        _mm512_mul_ps,
-        _mm512_fmadd_ps,
-        _mm512_max_ps
-    );
+    vector_methods! {
+        fn splat(value: f32) -> Self { Self(_mm512_set1_ps(value)) }
+        fn load(from: *const f32) -> Self { Self(_mm512_loadu_ps(from)) }
+        fn store(self, to: *mut f32) { _mm512_storeu_ps(to, self.0); }
+        fn add(self, other: Self) -> Self { Self(_mm512_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Self(_mm512_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Self(_mm512_mul_ps(self.0, other.0)) }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Self(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
+        fn max(self, other: Self) -> Self { Self(_mm512_max_ps(self.0, other.0)) }
+        fn prefetch(address: *const u8) { _mm_prefetch::<_MM_HINT_T1>(address.cast()); }
+        fn prefetch_next(address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()); }
+        fn prefetch_near(address: *const u8) { _mm_prefetch::<_MM_HINT_T0>(address.cast()); }
+        fn tanh(self) -> Self { tanh(self) }
+        fn sum(self) -> f32 { _mm512_reduce_add_ps(self.0) }
 
-    #[inline(always)]
-    #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
-    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        unsafe {
+        fn is_finite(self) -> bool {
+            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(f32::INFINITY)) == u16::MAX
+        }
+
+        fn is_any_above(self, limit: f32) -> bool {
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit)) != 0
+        }
+
+        // Where a processor lacks it, it does nothing.
+        fn prefetch_for_writing(address: *const u8) {
+            asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+        }
+
+        #[expect(clippy::cast_ptr_alignment, reason = "the load needs no alignment")]
+        fn widen(dtype: DType, from: *const u8) -> Self {
             Self(match dtype {
                 DType::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast::<__m256i>())),
                 DType::Bf16 => {
@@ -93,19 +105,13 @@ impl Vector for Zmm {
                 }
             })
         }
-    }
 
-    #[inline(always)]
-    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0), yes.0)) }
-    }
+        fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, other.0), yes.0))
+        }
 
-    /// `VREDUCE` and `VSCALEF` leave the units that multiply alone on Zen 4.
-    #[inline(always)]
-    unsafe fn exp2(self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
+        /// `VREDUCE` and `VSCALEF` leave the units that multiply alone on Zen 4.
+        fn exp2(self) -> Self {
             let rest = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
             let mut power = _mm512_set1_ps(COEFFICIENTS[0]);
             for coefficient in &COEFFICIENTS[1..] {
@@ -116,54 +122,12 @@ impl Vector for Zmm {
             // The power of the rest times that of the integer.
             Self(_mm512_maskz_scalef_ps(is_normal, power, _mm512_sub_ps(self.0, rest)))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn is_finite(self) -> bool {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(self.0), _mm512_set1_ps(f32::INFINITY)) == u16::MAX }
-    }
+        fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            transpose(|row| _mm512_loadu_ps(from.add(row * from_stride)), to, to_stride);
+        }
 
-    #[inline(always)]
-    unsafe fn is_any_above(self, limit: f32) -> bool {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit)) != 0 }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_reduce_add_ps(self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch_near(address: *const u8) {
-        // SAFETY: it has no effect but on caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
-    }
-
-    #[inline(always)]
-    unsafe fn prefetch_for_writing(address: *const u8) {
-        // SAFETY: it has no effect but on caches, and where a processor lacks it, none at all.
-        unsafe { asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) }
-    }
-
-    #[inline(always)]
-    unsafe fn tanh(self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { tanh(self) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the caller vouches for the instructions and the pointers.
-        unsafe { transpose(|row| _mm512_loadu_ps(from.add(row * from_stride)), to, to_stride) }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose_times(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        // SAFETY: the caller vouches for the instructions and the pointers.
-        unsafe {
+        fn transpose_times(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
             transpose(|row| _mm512_mul_ps(_mm512_loadu_ps(from.add(row * from_stride)), self.0), to, to_stride);
         }
     }
@@ -214,15 +178,11 @@ unsafe fn transpose(row: impl Fn(usize) -> __m512, to: *mut f32, to_stride: usiz
 }
 
 impl TanhVector for Zmm {
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_div_ps(self.0, other.0)) }
-    }
+    vector_methods! {
+        fn div(self, other: Self) -> Self { Self(_mm512_div_ps(self.0, other.0)) }
 
-    #[inline(always)]
-    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0), yes.0)) }
+        fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(_mm512_mask_mov_ps(no.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0), yes.0))
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::microkernel::{FusedForward, convert};
 use crate::simd::exp2::{COEFFICIENTS, MAX_EXPONENT, MIN_EXPONENT};
 use crate::simd::level::Level;
 use crate::simd::tanh::{TanhVector, tanh};
-use crate::simd::vector::Vector;
+use crate::simd::vector::{Vector, vector_methods};
 use core::arch::aarch64::{
     float32x4_t, uint16x4_t, vaddq_f32, vaddq_s32, vaddvq_f32, vbicq_u32, vbslq_f32, vceqq_f32, vcltq_f32,
     vcvtnq_s32_f32, vdivq_f32, vdupq_n_f32, vfmaq_f32, vld1_u8, vld1q_f32, vld1q_u8, vmaxnmq_f32, vmaxnmvq_f32,
@@ -56,38 +56,28 @@ impl Vector for Pair {
     type Real = f32;
     const LANES: usize = REGISTERS * WIDTH;
 
-    /// Multiply-adds take an element of a register for all lanes, so that an element of the left factor is only loaded.
-    /// Left alone, the compiler loads it into all lanes with `ld1r`, which also occupies a unit that could multiply: 14.5
-    /// cycles for the 24 multiply-adds of a step instead of 12, says llvm-mca of a Neoverse N2.
-    #[inline(always)]
-    unsafe fn splat(mut value: f32) -> Self {
-        // SAFETY: the assembly is a comment, which only hides where the value comes from; the caller vouches for the
-        // instructions.
-        unsafe {
+    vector_methods! {
+        fn store(self, to: *mut f32) {
+            for (register, lanes) in self.0.into_iter().enumerate() {
+                vst1q_f32(to.add(register * WIDTH), lanes);
+            }
+        }
+
+        /// Multiply-adds take an element of a register for all lanes, so that an element of the left factor is only loaded.
+        /// Left alone, the compiler loads it into all lanes with `ld1r`, which also occupies a unit that could multiply: 14.5
+        /// cycles for the 24 multiply-adds of a step instead of 12, says llvm-mca of a Neoverse N2.
+        fn splat(mut value: f32) -> Self {
+            // The assembly is a comment, which only hides where the value comes from.
             asm!("// {0:s}", inout(vreg) value, options(pure, nomem, nostack, preserves_flags));
             Self([vdupq_n_f32(value); REGISTERS])
         }
-    }
 
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for the instructions and the pointer.
-        Self(std::array::from_fn(|register| unsafe { vld1q_f32(from.add(register * WIDTH)) }))
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        for (register, lanes) in self.0.into_iter().enumerate() {
-            // SAFETY: the caller vouches for the instructions and the pointer.
-            unsafe { vst1q_f32(to.add(register * WIDTH), lanes) };
+        fn load(from: *const f32) -> Self {
+            Self(std::array::from_fn(|register| vld1q_f32(from.add(register * WIDTH))))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
-        Self(std::array::from_fn(|register| {
-            // SAFETY: the caller vouches for the instructions, and for as many elements as there are lanes.
-            unsafe {
+        fn widen(dtype: DType, from: *const u8) -> Self {
+            Self(std::array::from_fn(|register| {
                 let from = from.add(register * WIDTH * dtype.size_bytes());
                 match dtype {
                     DType::F16 => widen_f16(vreinterpret_u16_u8(vld1_u8(from))),
@@ -103,86 +93,43 @@ impl Vector for Pair {
                         vld1q_f32(numbers.as_ptr())
                     }
                 }
-            }
-        }))
-    }
+            }))
+        }
 
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        self.zip(other, |left, right| unsafe { vaddq_f32(left, right) })
-    }
+        fn add(self, other: Self) -> Self { self.zip(other, |left, right| vaddq_f32(left, right)) }
+        fn sub(self, other: Self) -> Self { self.zip(other, |left, right| vsubq_f32(left, right)) }
+        fn mul(self, other: Self) -> Self { self.zip(other, |left, right| vmulq_f32(left, right)) }
 
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        self.zip(other, |left, right| unsafe { vsubq_f32(left, right) })
-    }
+        fn mul_add(self, factor: Self, term: Self) -> Self {
+            Self(std::array::from_fn(|register| {
+                vfmaq_f32(term.0[register], self.0[register], factor.0[register])
+            }))
+        }
 
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        self.zip(other, |left, right| unsafe { vmulq_f32(left, right) })
-    }
+        /// The instruction returns the number of a number and a quiet NaN. Scores are results of arithmetic, which makes
+        /// every NaN a quiet one.
+        fn max(self, other: Self) -> Self { self.zip(other, |left, right| vmaxnmq_f32(left, right)) }
 
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        Self(std::array::from_fn(|register| {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { vfmaq_f32(term.0[register], self.0[register], factor.0[register]) }
-        }))
-    }
+        fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(std::array::from_fn(|register| {
+                vbslq_f32(vceqq_f32(self.0[register], other.0[register]), yes.0[register], no.0[register])
+            }))
+        }
 
-    /// The instruction returns the number of a number and a quiet NaN. Scores are results of arithmetic, which makes
-    /// every NaN a quiet one.
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        self.zip(other, |left, right| unsafe { vmaxnmq_f32(left, right) })
-    }
+        fn exp2(self) -> Self { Self(self.0.map(|exponent| exp2(exponent))) }
+        fn sum(self) -> f32 { vaddvq_f32(vaddq_f32(self.0[0], self.0[1])) }
 
-    #[inline(always)]
-    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
-        Self(std::array::from_fn(|register| {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { vbslq_f32(vceqq_f32(self.0[register], other.0[register]), yes.0[register], no.0[register]) }
-        }))
-    }
-
-    #[inline(always)]
-    unsafe fn exp2(self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        Self(self.0.map(|exponent| unsafe { exp2(exponent) }))
-    }
-
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { vaddvq_f32(vaddq_f32(self.0[0], self.0[1])) }
-    }
-
-    #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
+        fn largest(self) -> f32 {
             let larger = vmaxnmq_f32(self.0[0], self.0[1]);
             // Where all are NaN, there is still this.
             vmaxnmvq_f32(vmaxnmq_f32(larger, vdupq_n_f32(f32::NEG_INFINITY)))
         }
-    }
 
-    #[inline(always)]
-    unsafe fn tanh(self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { tanh(self) }
-    }
+        fn tanh(self) -> Self { tanh(self) }
 
-    #[inline(always)]
-    unsafe fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        for row in (0..Self::LANES).step_by(WIDTH) {
-            for column in (0..Self::LANES).step_by(WIDTH) {
-                // SAFETY: the caller vouches for the instructions and the pointers.
-                unsafe {
+        fn transpose(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+            for row in (0..Self::LANES).step_by(WIDTH) {
+                for column in (0..Self::LANES).step_by(WIDTH) {
                     let from = from.add(row * from_stride + column);
                     let square = std::array::from_fn(|index| vld1q_f32(from.add(index * from_stride)));
                     for (index, lanes) in transpose(square).into_iter().enumerate() {
@@ -195,18 +142,14 @@ impl Vector for Pair {
 }
 
 impl TanhVector for Pair {
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the caller vouches for the instructions.
-        self.zip(other, |left, right| unsafe { vdivq_f32(left, right) })
-    }
+    vector_methods! {
+        fn div(self, other: Self) -> Self { self.zip(other, |left, right| vdivq_f32(left, right)) }
 
-    #[inline(always)]
-    unsafe fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
-        Self(std::array::from_fn(|register| {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { vbslq_f32(vcltq_f32(self.0[register], other.0[register]), yes.0[register], no.0[register]) }
-        }))
+        fn if_less(self, other: Self, yes: Self, no: Self) -> Self {
+            Self(std::array::from_fn(|register| {
+                vbslq_f32(vcltq_f32(self.0[register], other.0[register]), yes.0[register], no.0[register])
+            }))
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::microkernel::vector_kernel::simd_level;
 use crate::microkernel::{FusedForward, convert};
 use crate::simd::real::Real;
-use crate::simd::vector::Vector;
+use crate::simd::vector::{Vector, vector_methods};
 use flashcore_problem::DType;
 use std::marker::PhantomData;
 
@@ -44,73 +44,35 @@ impl<R: Real> Vector for Array<R> {
     type Real = R;
     const LANES: usize = LANES;
 
-    #[inline(always)]
-    unsafe fn splat(value: R) -> Self {
-        Self([value; LANES])
-    }
+    vector_methods! {
+        fn splat(value: R) -> Self { Self([value; LANES]) }
+        fn load(from: *const R) -> Self { Self(from.cast::<[R; LANES]>().read_unaligned()) }
+        fn store(self, to: *mut R) { to.cast::<[R; LANES]>().write_unaligned(self.0); }
 
-    #[inline(always)]
-    unsafe fn load(from: *const R) -> Self {
-        // SAFETY: the caller vouches for the pointer.
-        Self(unsafe { from.cast::<[R; LANES]>().read_unaligned() })
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, to: *mut R) {
-        // SAFETY: the caller vouches for the pointer.
-        unsafe { to.cast::<[R; LANES]>().write_unaligned(self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn widen(dtype: DType, from: *const u8) -> Self {
-        let mut values = [R::ZERO; LANES];
-        // SAFETY: the caller vouches for the pointer.
-        let bytes = unsafe { std::slice::from_raw_parts(from, LANES * dtype.size_bytes()) };
-        convert::load(dtype, bytes, &mut values);
-        Self(values)
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |left, right| left + right)
-    }
-
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |left, right| left - right)
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |left, right| left * right)
-    }
-
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        self.zip(factor, |left, right| left * right).zip(term, |left, right| left + right)
-    }
-
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, |left, right| right.maximum(left))
-    }
-
-    #[inline(always)]
-    unsafe fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
-        let mut result = no;
-        for lane in 0..LANES {
-            result.0[lane] = if self.0[lane] == other.0[lane] { yes.0[lane] } else { no.0[lane] };
+        fn widen(dtype: DType, from: *const u8) -> Self {
+            let mut values = [R::ZERO; LANES];
+            let bytes = std::slice::from_raw_parts(from, LANES * dtype.size_bytes());
+            convert::load(dtype, bytes, &mut values);
+            Self(values)
         }
-        result
-    }
 
-    #[inline(always)]
-    unsafe fn exp2(self) -> Self {
-        self.zip(self, |exponent, _| exponent.exp2())
-    }
+        fn add(self, other: Self) -> Self { self.zip(other, |left, right| left + right) }
+        fn sub(self, other: Self) -> Self { self.zip(other, |left, right| left - right) }
+        fn mul(self, other: Self) -> Self { self.zip(other, |left, right| left * right) }
+        fn max(self, other: Self) -> Self { self.zip(other, |left, right| right.maximum(left)) }
+        fn exp2(self) -> Self { self.zip(self, |exponent, _| exponent.exp2()) }
+        fn tanh(self) -> Self { self.zip(self, |x, _| x.tanh()) }
 
-    #[inline(always)]
-    unsafe fn tanh(self) -> Self {
-        self.zip(self, |x, _| x.tanh())
+        fn mul_add(self, factor: Self, term: Self) -> Self {
+            self.zip(factor, |left, right| left * right).zip(term, |left, right| left + right)
+        }
+
+        fn if_equal(self, other: Self, yes: Self, no: Self) -> Self {
+            let mut result = no;
+            for lane in 0..LANES {
+                result.0[lane] = if self.0[lane] == other.0[lane] { yes.0[lane] } else { no.0[lane] };
+            }
+            result
+        }
     }
 }

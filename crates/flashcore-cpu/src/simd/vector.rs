@@ -164,50 +164,16 @@ pub(crate) fn compiler_fence() {
     }
 }
 
-/// The operations of [`Vector`] that AVX2 and AVX-512 have under different names, for a wrapper of one register.
-#[cfg(target_arch = "x86_64")]
-macro_rules! x86_operations {
-    ($splat:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $mul:ident, $mul_add:ident, $max:ident) => {
-        x86_operations!(splat(value: f32) => $splat(value));
-        x86_operations!(load(from: *const f32) => $load(from));
-        x86_operations!(self, add(other) => $add(other.0));
-        x86_operations!(self, sub(other) => $sub(other.0));
-        x86_operations!(self, mul(other) => $mul(other.0));
-        x86_operations!(self, mul_add(factor, term) => $mul_add(factor.0, term.0));
-        x86_operations!(self, max(other) => $max(other.0));
-
+/// Methods of [`Vector`] for one level: unsafe, as the trait says, and inlined by force.
+macro_rules! vector_methods {
+    ($($(#[$attribute:meta])* fn $name:ident($($arguments:tt)*) $(-> $output:ty)? $body:block)*) => {$(
+        $(#[$attribute])*
         #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: the caller vouches for the instructions and the pointer.
-            unsafe { $store(to, self.0) }
+        #[allow(unused_unsafe, reason = "an array has no instructions")]
+        unsafe fn $name($($arguments)*) $(-> $output)? {
+            // SAFETY: the caller vouches for the instructions of the level, and for pointers.
+            unsafe { $body }
         }
-
-        #[inline(always)]
-        unsafe fn prefetch(address: *const u8) {
-            // SAFETY: it has no effect but on caches.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast::<i8>()) }
-        }
-
-        #[inline(always)]
-        unsafe fn prefetch_next(address: *const u8) {
-            // SAFETY: it has no effect but on caches.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>()) }
-        }
-    };
-    ($name:ident($argument:ident: $type:ty) => $instruction:ident($value:expr)) => {
-        #[inline(always)]
-        unsafe fn $name($argument: $type) -> Self {
-            // SAFETY: the caller vouches for the instructions and for a pointer.
-            unsafe { Self($instruction($value)) }
-        }
-    };
-    ($self:ident, $name:ident($($argument:ident),+) => $instruction:ident($($value:expr),+)) => {
-        #[inline(always)]
-        unsafe fn $name($self, $($argument: Self),+) -> Self {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { Self($instruction($self.0, $($value),+)) }
-        }
-    };
+    )*};
 }
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86_operations;
+pub(super) use vector_methods;
