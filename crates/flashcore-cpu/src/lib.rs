@@ -22,7 +22,7 @@
 //! |---|---|
 //! | `driver` | a call: tile scheduler, split-KV, threads, scratch memory, output |
 //! | `attend` | one work item: row panels over KV tiles, or decoding; GQA groups, scores, `score_mod` |
-//! | `microkernel` | the inner loops of a level: QK and PV products, online softmax, packing, prefetch |
+//! | `microkernel` | the inner loops of a level: packing and products of tiles, softmax, decoding, prefetch |
 //! | `simd` | vectors of each instruction set, the mathematics on them, and the [`Level`] to use |
 //! | `append`, `kv_cache`, `merge` | operations beside attention: append to a KV cache, with attention after it, merge of partial results |
 //! | `bf16` | the levels whose products are `bf16`: AVX-512 BF16 and AMX |

@@ -19,7 +19,7 @@ impl<'a> Validated<'a> {
         Ok(Self { problem, inputs, outputs })
     }
 
-    /// What was checked.
+    /// The problem, the inputs and the outputs.
     pub fn into_parts(self) -> (&'a Problem, InputViews<'a>, OutputViews<'a>) {
         (self.problem, self.inputs, self.outputs)
     }
