@@ -4,9 +4,8 @@ use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 
 use api::{
-    AppendInputs as ApiInputs, AppendOutputs as ApiOutputs, AppendPlan, AppendProblem as ApiProblem,
-    AppendStrides as ApiStrides, AppendTensors as ApiTensors, PositionType, Positions, QkNorm, Rotary, RotaryStyle,
-    TensorView, TensorViewMut,
+    AppendPlan, AppendProblem as ApiProblem, AppendStrides as ApiStrides, AppendTensors as ApiTensors, InputViews,
+    OutputViews, PositionType, Positions, QkNorm, Rotary, RotaryStyle, TensorView, TensorViewMut,
 };
 
 use crate::operands::{
@@ -453,7 +452,7 @@ unsafe fn views<'a>(
     problem: &ApiProblem,
     inputs: &AppendInputs,
     outputs: &AppendOutputs,
-) -> Result<(ApiInputs<'a>, ApiOutputs<'a>), Failure> {
+) -> Result<(InputViews<'a>, OutputViews<'a>), Failure> {
     let (dtype, table_dtype) = (problem.dtype, problem.table_dtype());
     let (element, table) = (dtype.size_bytes(), table_dtype.size_bytes());
     let position_type = problem.rotary.map_or(PositionType::I64, |rotary| rotary.positions);
@@ -478,11 +477,10 @@ unsafe fn views<'a>(
     check_apart(&read, &[key_cache, value_cache, query_output, k_written, v_written])?;
     // SAFETY: the contract of this function; what is written is apart from everything else.
     unsafe {
-        let view = |range, dtype| slice_of(range).map(|data| TensorView { dtype, data });
-        let nothing = TensorView { dtype, data: &[] };
-        let (key, value) = (view(key, dtype).unwrap_or(nothing), view(value, dtype).unwrap_or(nothing));
-        let mut views = ApiInputs::new(key, value, slice_of(slots).unwrap_or_default());
-        views.query = view(query, dtype);
+        let view = |range, dtype| TensorView { dtype, data: slice_of(range).unwrap_or_default() };
+        let mut views = InputViews::default();
+        (views.new_key, views.new_value) = (view(key, dtype), view(value, dtype));
+        (views.query, views.slot_mapping) = (view(query, dtype), Some(slice_of(slots).unwrap_or_default()));
         views.positions = match position_type {
             PositionType::I32 => slice_of(positions).map(Positions::I32),
             PositionType::I64 => slice_of(positions).map(Positions::I64),
@@ -492,13 +490,12 @@ unsafe fn views<'a>(
         views.k_scale = scale_view("k_scale", k_given, inputs.k_scale.strides)?;
         views.v_scale = scale_view("v_scale", v_given, inputs.v_scale.strides)?;
         let key_cache = TensorViewMut { dtype: cache_dtype, data: slice_of_mut(key_cache).unwrap_or_default() };
-        let mut written = match slice_of_mut(value_cache) {
-            Some(data) => ApiOutputs::new(key_cache, TensorViewMut { dtype: cache_dtype, data }),
-            None => ApiOutputs::interleaved(key_cache, size("value_offset", outputs.value_offset)?),
-        };
-        if let Some(data) = slice_of_mut(query_output) {
-            written = written.with_query(TensorViewMut { dtype, data });
+        let mut written = OutputViews::default().with_key_cache(key_cache);
+        match slice_of_mut(value_cache) {
+            Some(data) => written.value_cache = TensorViewMut { dtype: cache_dtype, data },
+            None => written.value_offset = Some(size("value_offset", outputs.value_offset)?),
         }
+        written.query_output = TensorViewMut { dtype, data: slice_of_mut(query_output).unwrap_or_default() };
         written.k_scale = scale_view_mut("k_scale", k_written, outputs.k_scale.strides)?;
         written.v_scale = scale_view_mut("v_scale", v_written, outputs.v_scale.strides)?;
         Ok((views, written))

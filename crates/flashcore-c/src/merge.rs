@@ -5,8 +5,8 @@ use std::mem::{offset_of, size_of};
 use std::slice;
 
 use api::{
-    MergeInputs as ApiInputs, MergeOutputs as ApiOutputs, MergePart, MergePlan, MergeProblem as ApiProblem,
-    MergeStrides as ApiStrides, MergeTensors as ApiTensors, PartAddresses, TensorView, TensorViewMut,
+    DType, InputViews, MergePlan, MergeProblem as ApiProblem, MergeStrides as ApiStrides, MergeTensors as ApiTensors,
+    OutputViews, PartAddresses, TensorView, TensorViewMut,
 };
 
 use crate::operands::{Bytes, BytesMut, Range, check_apart, slice_of, slice_of_mut};
@@ -298,15 +298,18 @@ pub unsafe extern "C" fn flashcore_merge_run_host(
         // SAFETY: the caller promises that the memory can be used as the structs say during this call; what is written is
         // apart from everything else.
         let (parts, outputs) = unsafe {
-            let part = |(output, lse): (&Option<Range>, &Option<Range>)| {
-                let data = slice_of(*output).unwrap_or_default();
-                MergePart::new(TensorView { dtype: problem.part_dtype, data }, slice_of(*lse).unwrap_or_default())
+            let views = |ranges: &[Option<Range>], dtype| {
+                let view = |range: &Option<Range>| TensorView { dtype, data: slice_of(*range).unwrap_or_default() };
+                ranges.iter().map(view).collect::<Vec<_>>()
             };
-            let parts: Vec<_> = part_outputs.iter().zip(part_lses).map(part).collect();
-            let output = TensorViewMut { dtype: problem.dtype, data: slice_of_mut(output).unwrap_or_default() };
-            (parts, ApiOutputs { output, lse: slice_of_mut(lse) })
+            let parts = (views(part_outputs, problem.part_dtype), views(part_lses, DType::F32));
+            let data = slice_of_mut(output).unwrap_or_default();
+            let mut outputs = OutputViews::new(TensorViewMut { dtype: problem.dtype, data });
+            outputs.lse = slice_of_mut(lse);
+            (parts, outputs)
         };
-        plan.run(&ApiInputs { parts: &parts }, outputs).map_err(Failure::from)
+        let inputs = InputViews::default().with_part_outputs(&parts.0[..]).with_part_lses(&parts.1[..]);
+        plan.run(&inputs, outputs).map_err(Failure::from)
     })
 }
 

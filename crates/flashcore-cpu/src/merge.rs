@@ -4,12 +4,12 @@ use crate::driver::output::Disjoint;
 use crate::driver::parallel::{LoopSchedule, for_each};
 use crate::elements::{round, widen};
 use crate::planted::planted;
-use flashcore_problem::{Invalid, LseBase, MergeInputs, MergeOutputs, MergeProblem};
+use flashcore_problem::{InputViews, Invalid, LseBase, MergeProblem, OutputViews, TensorView};
 
 /// Merges partial results of attention, as [`MergeProblem`] defines it, on all threads of rayon's current pool.
 ///
 /// On an error the outputs are as they were.
-pub fn merge(problem: &MergeProblem, inputs: &MergeInputs<'_>, outputs: MergeOutputs<'_>) -> Result<(), Invalid> {
+pub fn merge(problem: &MergeProblem, inputs: &InputViews<'_>, outputs: OutputViews<'_>) -> Result<(), Invalid> {
     problem.validate_views(inputs, &outputs)?;
     let output = Disjoint::new(outputs.output.data);
     let lse = outputs.lse.map(Disjoint::new);
@@ -45,7 +45,7 @@ impl MergedRow {
     }
 
     /// Merges one row into `sums`, and returns its LSE.
-    fn merge(&mut self, problem: &MergeProblem, inputs: &MergeInputs<'_>, token: usize, head: usize) -> f32 {
+    fn merge(&mut self, problem: &MergeProblem, inputs: &InputViews<'_>, token: usize, head: usize) -> f32 {
         let power = |exponent: f32| match problem.base {
             LseBase::Natural => exponent.exp(),
             LseBase::Two => exponent.exp2(),
@@ -53,16 +53,23 @@ impl MergedRow {
         let index = problem.strides.part_lse.row_start(0, head, token);
         let start = problem.strides.part.row_start(0, head, token) * problem.part_dtype.size_bytes();
         let bytes = problem.value_dim * problem.part_dtype.size_bytes();
-        let parts = || inputs.parts.iter().filter(|part| !part.lse[index].is_infinite());
-        let largest = parts().fold(f32::NEG_INFINITY, |largest, part| largest.max(part.lse[index]));
+        let lse = |view: TensorView<'_>| {
+            let bytes = view.data[index * size_of::<f32>()..].first_chunk().expect("validated");
+            f32::from_le_bytes(*bytes)
+        };
+        let parts = || {
+            let parts = inputs.part_lses.iter().map(lse).zip(inputs.part_outputs.iter());
+            parts.filter(|(lse, _)| !lse.is_infinite())
+        };
+        let largest = parts().fold(f32::NEG_INFINITY, |largest, (lse, _)| largest.max(lse));
         // Where all logarithms are NaN, any number does.
         let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
         let mut sum = 0.0;
         self.sums.fill(0.0);
-        for part in parts().take(planted!(PartsPast64: 64, usize::MAX)) {
-            let weight = power(part.lse[index] - shift);
+        for (lse, output) in parts().take(planted!(PartsPast64: 64, usize::MAX)) {
+            let weight = power(lse - shift);
             sum += weight;
-            widen(problem.part_dtype, &part.output.data[start..][..bytes], &mut self.part);
+            widen(problem.part_dtype, &output.data[start..][..bytes], &mut self.part);
             self.sums.iter_mut().zip(&self.part).for_each(|(sum, element)| *sum += element * weight);
         }
         if sum == 0.0 {

@@ -1,8 +1,8 @@
 //! Append and merge on the CPU against the oracle, with poison wherever nothing may be read or written.
 
 use flashcore_problem::{
-    AppendData, AppendOutputs, AppendProblem, CacheMemory, DType, LseBase, MergeData, MergeInputs, MergeOutputs,
-    MergeProblem, PositionType, Rotary, RotaryStyle, Strides, Tensor, append_oracle, merge_oracle,
+    AppendProblem, DType, InputViews, LseBase, MergeProblem, OutputViews, PositionType, Rotary, RotaryStyle, Strides,
+    Tensor, TensorView, append_oracle, merge_oracle,
 };
 
 const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
@@ -10,14 +10,11 @@ const DTYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 #[track_caller]
 fn check_append(problem: &AppendProblem) {
     for seed in 0..2 {
-        let data = AppendData::random(problem, seed);
-        let expected = append_oracle(problem, &data.inputs()).unwrap();
-        let before = CacheMemory::poisoned(problem);
+        let inputs = problem.random(seed);
+        let before = problem.poisoned();
         let mut after = before.clone();
-        flashcore_cpu::append(problem, &data.inputs(), after.outputs(problem)).unwrap();
-        expected.check_key_cache(&before.key_cache.data, &after.key_cache.data).unwrap();
-        expected.check_value_cache(&before.value_cache.data, &after.value_cache.data).unwrap();
-        expected.check_query(&before.query.data, &after.query.data).unwrap();
+        flashcore_cpu::append(problem, &inputs.views(), after.views_mut()).unwrap();
+        append_oracle(problem, &inputs.views()).unwrap().check(&before, &after).unwrap();
     }
 }
 
@@ -55,22 +52,21 @@ fn caches_may_share_a_memory() {
     strides.key_cache = Strides { row: 128, head: 16 * 128, batch: 2 * 16 * 128 };
     strides.value_cache = strides.key_cache;
     let problem = problem.with_strides(strides);
-    let data = AppendData::random(&problem, 5);
-    let expected = append_oracle(&problem, &data.inputs()).unwrap();
+    let data = problem.random(5);
+    let expected = append_oracle(&problem, &data.views()).unwrap();
     let before = Tensor::poisoned(problem.dtype, 5 * 2 * 16 * 128);
     let (mut cache, mut query) = (before.clone(), data.query.clone());
-    let inputs = {
-        let mut inputs = data.inputs();
-        inputs.query = None;
-        inputs
+    let mut inputs = data.views();
+    inputs.query = TensorView::default();
+    let mut append = |offset| {
+        let outputs = OutputViews::default().with_key_cache(&mut cache).with_value_offset(offset);
+        flashcore_cpu::append(&problem, &inputs, outputs.with_query_output(&mut query))
     };
-    flashcore_cpu::append(&problem, &inputs, AppendOutputs::interleaved(&mut cache, 64).with_query(&mut query))
-        .unwrap();
+    append(64).unwrap();
+    // One element nearer, and the last column of a key would be the first of a value.
+    let refused = append(63);
     expected.check_interleaved(64, &before.data, &cache.data).unwrap();
     expected.check_query(&data.query.data, &query.data).unwrap();
-    // One element nearer, and the last column of a key would be the first of a value.
-    let refused =
-        flashcore_cpu::append(&problem, &inputs, AppendOutputs::interleaved(&mut cache, 63).with_query(&mut query));
     assert_eq!(
         refused.unwrap_err().to_string(),
         "value_cache begins 63 elements into key_cache; it must lie beside each of its rows, with the same strides, or \
@@ -83,9 +79,10 @@ fn caches_may_share_a_memory() {
 fn the_last_token_of_a_slot_stays() {
     let problem = AppendProblem::new(2, 1, 2, DType::F32, 1, 2);
     let (key, value) = (vec![1.0_f32, 2.0, 3.0, 4.0], vec![5.0_f32, 6.0, 7.0, 8.0]);
-    let inputs = flashcore_problem::AppendInputs::new(&key, &value, &[1, 1]);
+    let inputs = InputViews::default().with_new_key(&key).with_new_value(&value).with_slot_mapping(&[1, 1]);
     let (mut keys, mut values) = (vec![0.0_f32; 4], vec![0.0_f32; 4]);
-    flashcore_cpu::append(&problem, &inputs, AppendOutputs::new(&mut keys, &mut values)).unwrap();
+    let outputs = OutputViews::default().with_key_cache(&mut keys).with_value_cache(&mut values);
+    flashcore_cpu::append(&problem, &inputs, outputs).unwrap();
     assert_eq!((keys, values), (vec![0.0, 0.0, 3.0, 4.0], vec![0.0, 0.0, 7.0, 8.0]));
 }
 
@@ -98,16 +95,9 @@ fn merges_are_right() {
                 let problem = MergeProblem::new(parts, 30, 3, value_dim, dtype).with_part_dtype(part_dtype);
                 let by_token = problem.with_base(base).with_token_major_lse();
                 for problem in [problem, by_token, by_token.with_lse(false)] {
-                    let data = MergeData::random(&problem, 9);
-                    let parts = data.views();
-                    let inputs = MergeInputs { parts: &parts };
-                    let (mut output, mut lse) =
-                        (MergeData::poisoned_output(&problem), MergeData::poisoned_lse(&problem));
-                    let outputs =
-                        MergeOutputs { output: (&mut output).into(), lse: problem.lse.then_some(&mut lse[..]) };
-                    flashcore_cpu::merge(&problem, &inputs, outputs).unwrap();
-                    let expected = merge_oracle(&problem, &inputs).unwrap();
-                    expected.check(&problem, &output, problem.lse.then_some(&lse)).unwrap();
+                    let (inputs, mut outputs) = (problem.random(9), problem.poisoned());
+                    flashcore_cpu::merge(&problem, &inputs.views(), outputs.views_mut()).unwrap();
+                    merge_oracle(&problem, &inputs.views()).unwrap().check(&problem, &outputs).unwrap();
                 }
             }
         }

@@ -1,23 +1,20 @@
 //! Append to an FP8 cache on the CPU against the oracle, with poison wherever nothing may be read or written.
 
 use flashcore_problem::{
-    AppendData, AppendInputs, AppendOutputs, AppendProblem, CacheMemory, DType, Rotary, RotaryStyle, ScaleStrides,
-    ScaleView, ScaleViewMut, TensorViewMut, append_oracle_with,
+    AppendProblem, DType, InputViews, OutputViews, Rotary, RotaryStyle, ScaleStrides, ScaleView, ScaleViewMut,
+    TensorViewMut, append_oracle_with,
 };
 
 /// Appends random rows and returns how many values saturated.
 #[track_caller]
 fn check(problem: &AppendProblem, seed: u64) -> usize {
-    let data = AppendData::random(problem, seed);
-    let before = CacheMemory::poisoned(problem);
-    let expected = append_oracle_with(problem, &data.inputs(), before.scale_strides(problem)).unwrap();
+    let (inputs, before) = (problem.random(seed), problem.poisoned());
+    let strides = before.scale_strides(problem.key_cache_shape());
+    let expected = append_oracle_with(problem, &inputs.views(), strides).unwrap();
     let mut after = before.clone();
-    flashcore_cpu::append(problem, &data.inputs(), after.outputs(problem)).unwrap();
-    let expected = expected.with_computed_scales(before.scales(), after.scales()).unwrap();
-    expected.check_key_cache(&before.key_cache.data, &after.key_cache.data).unwrap();
-    expected.check_value_cache(&before.value_cache.data, &after.value_cache.data).unwrap();
-    expected.check_query(&before.query.data, &after.query.data).unwrap();
-    expected.saturated()
+    flashcore_cpu::append(problem, &inputs.views(), after.views_mut()).unwrap();
+    expected.check(&before, &after).unwrap();
+    expected.with_computed_scales(before.scales(), after.scales()).unwrap().saturated()
 }
 
 #[test]
@@ -51,17 +48,20 @@ fn appends_to_fp8_caches_are_right() {
 
 const KEYS: [f32; 4] = [1.0, -2.0, 0.25, 1000.0];
 
+fn appended<'a>(values: &'a [f32; 4], slots: &'a [i64]) -> InputViews<'a> {
+    InputViews::default().with_new_key(&KEYS).with_new_value(values).with_slot_mapping(slots)
+}
+
 fn append(
     problem: &AppendProblem,
-    inputs: &AppendInputs<'_>,
+    inputs: &InputViews<'_>,
     scales: Option<(&mut [f32], &mut [f32])>,
 ) -> Result<[Vec<u8>; 2], String> {
     let cache = problem.cache_dtype();
     let (mut keys, mut values) = (vec![0xAA; 4], vec![0xAA; 4]);
-    let mut outputs = AppendOutputs::new(
-        TensorViewMut { dtype: cache, data: &mut keys },
-        TensorViewMut { dtype: cache, data: &mut values },
-    );
+    let mut outputs = OutputViews::default()
+        .with_key_cache(TensorViewMut { dtype: cache, data: &mut keys })
+        .with_value_cache(TensorViewMut { dtype: cache, data: &mut values });
     if let Some((key, value)) = scales {
         let strides = ScaleStrides::per_cache_row(problem.key_cache_shape());
         outputs = outputs
@@ -77,7 +77,7 @@ fn append(
 fn codes_and_scales_are_those_of_the_definition() {
     let problem = AppendProblem::new(2, 1, 2, DType::F32, 1, 2).with_cache_dtype(Some(DType::E4m3));
     let values = [0.0, -0.0, f32::NAN, 3.0];
-    let inputs = AppendInputs::new(&KEYS[..], &values[..], &[1, 0]);
+    let inputs = appended(&values, &[1, 0]);
     // Without scales: 1000 saturates at 448.
     let codes = append(&problem, &inputs, None);
     assert_eq!(codes, Ok([vec![0x28, 0x7E, 0x38, 0xC0], vec![0x7F, 0x44, 0x00, 0x80]]));
@@ -98,7 +98,7 @@ fn codes_and_scales_are_those_of_the_definition() {
 fn wrong_scales_are_named_and_nothing_is_written() {
     let problem =
         AppendProblem::new(2, 1, 2, DType::F32, 1, 2).with_cache_dtype(Some(DType::E4m3)).with_scales(true, true);
-    let inputs = AppendInputs::new(&KEYS[..], &KEYS[..], &[1, -1]);
+    let inputs = appended(&KEYS, &[1, -1]);
     let with = |k_scale| inputs.with_k_scale(k_scale).with_v_scale(ScaleView::of_tensor(&[1.0]));
     let wrong = [[0.0], [-1.0], [f32::NAN], [f32::INFINITY]];
     for (scale, text) in wrong.iter().zip(["0", "-1", "NaN", "inf"]) {
@@ -125,7 +125,9 @@ fn wrong_scales_are_named_and_nothing_is_written() {
     let [keys, values] = &mut codes;
     let e4m3 = |data| TensorViewMut { dtype: DType::E4m3, data };
     let (mut one, mut two) = ([1.0], [1.0; 2]);
-    let outputs = AppendOutputs::new(e4m3(keys), e4m3(values))
+    let outputs = OutputViews::default()
+        .with_key_cache(e4m3(keys))
+        .with_value_cache(e4m3(values))
         .with_k_scale(ScaleViewMut { data: &mut one, strides: ScaleStrides::TENSOR })
         .with_v_scale(ScaleViewMut { data: &mut two, strides });
     let error = flashcore_cpu::append(&computed, &inputs, outputs).unwrap_err().to_string();

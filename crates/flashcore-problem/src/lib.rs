@@ -82,6 +82,7 @@ mod operands;
 
 mod append;
 mod attention;
+mod display;
 mod dtype;
 mod dtypes;
 pub mod expression;
@@ -98,15 +99,15 @@ mod rows;
 mod scale;
 mod sequence;
 mod sequence_check;
+mod tensor_view;
 mod tensors;
 mod validated;
 mod verify;
 mod views;
 
 pub use append::{
-    AppendData, AppendExpected, AppendInputs, AppendOutputs, AppendProblem, AppendStrides, CacheMemory,
-    MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ScaleSource, ValueCache,
-    append_oracle, append_oracle_with,
+    AppendExpected, AppendProblem, AppendStrides, MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm,
+    Rotary, RotaryStyle, ScaleSource, ValueCache, append_oracle, append_oracle_with,
 };
 pub use dtype::{DType, ParseDTypeError};
 pub use dtypes::{DTypes, ParseDTypesError};
@@ -119,10 +120,7 @@ pub use kv_cache::{
 pub use layout::{Layout, Shape, Strides, TensorStrides};
 pub use lse_form::{LseBase, LseForm};
 pub use mask::{Alignment, Mask};
-pub use merge::{
-    MOST_MERGE_COLUMNS, MOST_PARTS, MergeData, MergeExpected, MergeInputs, MergeOutputs, MergePart, MergeProblem,
-    MergeStrides, StateMerge, merge_oracle,
-};
+pub use merge::{MOST_MERGE_COLUMNS, MOST_PARTS, MergeExpected, MergeProblem, MergeStrides, StateMerge, merge_oracle};
 pub use operands::{Access, Operand, OperandSet};
 pub use problem::Problem;
 pub use quantize::{
@@ -132,10 +130,11 @@ pub use rows::{ElementType, Extent, Fill, Row, Slot, Switch};
 pub use scale::{CallStrides, Scale, ScaleStrides, ScaleView, ScaleViewMut};
 pub use sequence::{PagedKv, Paging, Sequence, TotalRows};
 pub use sequence_check::check_sequence_operands;
+pub use tensor_view::{BiasView, HostElement, TensorList, TensorView, TensorViewMut};
 pub use tensors::{Bias, BiasStrides, Inputs, Outputs, PositionNumbers, Tensor, Value};
 pub use validated::Validated;
 pub use verify::{
     Element, Evidence, Expected, Failure, GuardError, Guarded, Limits, ReferenceError, SequenceLengths, SplitMix64,
     Stress, Verdict, Worst, judge, oracle, reference,
 };
-pub use views::{BiasView, HostElement, InputViews, OutputViews, TensorList, TensorView, TensorViewMut};
+pub use views::{InputViews, OutputViews};

@@ -5,7 +5,6 @@ use crate::{
     DType, Invalid, Layout, LseForm, Mask, MaskMod, Operand, PagedKv, Paging, ProblemError, ScoreMod, Shape, Strides,
     TensorStrides, TotalRows,
 };
-use std::fmt;
 use std::ops::Range;
 
 /// Declares the fields of [`Problem`] and their setters.
@@ -390,65 +389,6 @@ pub(crate) fn stride_errors(
 fn is_lost_in_f32(number: f64) -> bool {
     let narrow = number as f32;
     narrow.is_infinite() || (narrow == 0.0 && number != 0.0)
-}
-
-impl Problem {
-    /// The sizes that an operand of sequences brings.
-    fn write_sizes(&self, operand: Operand, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows = match operand {
-            Operand::CuSeqlensQ => self.total_q,
-            Operand::CuSeqlensK => self.total_k,
-            Operand::KvBatchIdx => self.kv_batch,
-            _ => None,
-        };
-        match (rows, self.paged) {
-            (Some(rows), _) => write!(formatter, " of {rows}"),
-            (None, Some(PagedKv { page_size, num_pages, table_width, table_stride }))
-                if operand == Operand::PageTable =>
-            {
-                write!(formatter, " {table_width} by {table_stride} of {num_pages} pages of {page_size}")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            formatter,
-            "batch {} heads {}/{} queries {} keys {} dims {}/{} {} {}",
-            self.batch,
-            self.query_heads,
-            self.key_heads,
-            self.query_length,
-            self.key_length,
-            self.head_dim,
-            self.value_dim,
-            self.dtypes(),
-            self.mask
-        )?;
-        if let Some(softcap) = self.softcap {
-            write!(formatter, " softcap {softcap}")?;
-        }
-        for operand in Operand::optional().filter(|operand| operand.is_present(self)) {
-            write!(formatter, " {}", operand.name())?;
-            self.write_sizes(operand, formatter)?;
-        }
-        LseForm::of(self).features().try_for_each(|feature| write!(formatter, " {feature}"))?;
-        if let Some(score_mod) = self.score_mod {
-            write!(formatter, " score-mod {}", score_mod.expression().name())?;
-        }
-        if let Some(mask_mod) = self.mask_mod {
-            write!(formatter, " mask-mod {}", mask_mod.expression().name())?;
-        }
-        match self.layout {
-            Layout::Bhsd => Ok(()),
-            Layout::Bshd => formatter.write_str(" bshd"),
-            Layout::PackedQkv => formatter.write_str(" packed-qkv"),
-            Layout::Strided(_) => formatter.write_str(" strided"),
-        }
-    }
 }
 
 #[cfg(test)]

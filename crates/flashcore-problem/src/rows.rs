@@ -134,6 +134,35 @@ impl<P> Row<P> {
         Self { element, ..Self::new(operand, Extent::Exactly(elements)) }
     }
 
+    /// A tensor of at least so many elements.
+    pub(crate) const fn at_least(
+        operand: Operand,
+        element: fn(&P) -> ElementType,
+        elements: fn(&P) -> Option<usize>,
+    ) -> Self {
+        Self { element, ..Self::new(operand, Extent::AtLeast(elements)) }
+    }
+
+    /// The row of an operand that some problems have.
+    pub(crate) const fn when(self, is_present: fn(&P) -> bool) -> Self {
+        Self { is_present, ..self }
+    }
+
+    /// The row of an operand that may be absent although a problem has it.
+    pub(crate) const fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
+    }
+
+    /// The row of an operand that some problems compute.
+    pub(crate) const fn written_if(self, is_written: fn(&P) -> bool) -> Self {
+        Self { is_written, ..self }
+    }
+
+    /// The row of a list of tensors.
+    pub(crate) const fn list(self, count: fn(&P) -> usize) -> Self {
+        Self { count, ..self }
+    }
+
     /// The row with a field that switches it on.
     pub(crate) const fn switched(self, switch: Switch<P>) -> Self {
         Self { is_present: switch.is_on, switch: Some(switch), ..self }

@@ -12,8 +12,8 @@ use flashcore::cuda::{Context, DeviceBuffer, Graph, Stream};
 use flashcore::half::f16;
 use flashcore::verify::SplitMix64;
 use flashcore::{
-    Alignment, AppendInputs, AppendOutputs, AppendPlan, AppendProblem, AppendTensors, DType, Device, DeviceTensors,
-    Error, InputViews, Layout, Mask, OutputViews, PagedKv, Plan, Problem, Rotary, RotaryStyle,
+    Alignment, AppendPlan, AppendProblem, AppendTensors, DType, Device, DeviceTensors, Error, InputViews, Layout, Mask,
+    OutputViews, PagedKv, Plan, Problem, Rotary, RotaryStyle,
 };
 use zerocopy::IntoBytes;
 
@@ -269,10 +269,16 @@ impl PagedAttention {
             Memory::Host { keys, values } => {
                 let mut query = vec![f16::ZERO; qkv.query.len()];
                 let mut output = vec![f16::NAN; qkv.query.len()];
-                let inputs = AppendInputs::new(&qkv.key, &qkv.value, &step.slot_mapping)
+                let inputs = InputViews::default()
+                    .with_new_key(&qkv.key)
+                    .with_new_value(&qkv.value)
+                    .with_slot_mapping(&step.slot_mapping)
                     .with_query(&qkv.query)
-                    .with_rotary(step.positions.as_slice(), &*cos, &*sin);
-                append.run(&inputs, AppendOutputs::new(&mut *keys, &mut *values).with_query(&mut query))?;
+                    .with_positions(step.positions.as_slice())
+                    .with_cos(&*cos)
+                    .with_sin(&*sin);
+                let outputs = OutputViews::default().with_key_cache(&mut *keys).with_value_cache(&mut *values);
+                append.run(&inputs, outputs.with_query_output(&mut query))?;
                 let inputs = InputViews::new(&query, &*keys, &*values)
                     .with_cu_seqlens_q(&step.cu_seqlens_q)
                     .with_seqused_k(&step.seqused_k)

@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use flashcore_problem::{
-    InputViews, MergeInputs, MergeOutputs, MergePart, OutputViews, Problem, StateMerge, Tensor, TensorView,
-    TensorViewMut,
-};
+use flashcore_problem::{InputViews, OutputViews, Problem, StateMerge, Tensor, TensorView, TensorViewMut};
 
 use crate::device::Device;
 #[cfg(feature = "cuda")]
@@ -123,10 +120,11 @@ impl ContinuePlan {
             let first = first * problem.dtypes().output.size_bytes();
             let before = TensorView { dtype: problem.dtypes().output, data: &output.data[first..] };
             let after = TensorView { dtype: problem.dtypes().output, data: &part.data[first..] };
-            let parts = [MergePart::new(before, &lse[first_lse..]), MergePart::new(after, &part_lse[first_lse..])];
+            let lses = [(&lse[first_lse..]).into(), (&part_lse[first_lse..]).into()];
+            let parts = [before, after];
             let output = TensorViewMut { dtype: problem.dtypes().output, data: &mut merged.data[first..] };
-            let lse = Some(&mut merged_lse[first_lse..]);
-            self.merge.run(&MergeInputs { parts: &parts }, MergeOutputs { output, lse })?;
+            let inputs = InputViews::default().with_part_outputs(&parts).with_part_lses(&lses);
+            self.merge.run(&inputs, OutputViews::new(output).with_lse(&mut merged_lse[first_lse..]))?;
         }
         let (shape, strides) = (problem.output_shape(), problem.strides().output);
         let row_bytes = shape.columns * problem.dtypes().output.size_bytes();

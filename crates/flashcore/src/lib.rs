@@ -248,9 +248,8 @@ pub use flashcore_problem::{
     TensorView, TensorViewMut, TotalRows,
 };
 pub use flashcore_problem::{
-    AppendInputs, AppendOutputs, AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase,
-    LseForm, MergeInputs, MergeOutputs, MergePart, MergeProblem, MergeStrides, PositionType, Positions, QkNorm, Rotary,
-    RotaryStyle, ValueCache,
+    AppendProblem, AppendStrides, KvCacheInputs, KvCacheOutputs, KvCacheProblem, LseBase, LseForm, MergeProblem,
+    MergeStrides, PositionType, Positions, QkNorm, Rotary, RotaryStyle, ValueCache,
 };
 pub use flashcore_problem::{
     ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
@@ -296,8 +295,8 @@ pub use report::{KernelReport, SelfCheckReport};
 /// ```
 pub mod verify {
     pub use flashcore_problem::{
-        AppendData, AppendExpected, CacheMemory, KvCacheData, KvCacheExpected, MergeData, MergeExpected,
-        SequenceLengths, append_oracle, kv_cache_oracle, merge_oracle,
+        AppendExpected, KvCacheData, KvCacheExpected, MergeExpected, SequenceLengths, append_oracle, kv_cache_oracle,
+        merge_oracle,
     };
     pub use flashcore_problem::{
         Element, Evidence, Expected, Failure, GuardError, Guarded, Inputs, Limits, Outputs, ReferenceError, SplitMix64,

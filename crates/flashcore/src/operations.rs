@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flashcore_problem::{AppendInputs, AppendOutputs, AppendProblem, MergeInputs, MergeOutputs, MergeProblem};
+use flashcore_problem::{AppendProblem, InputViews, MergeProblem, OutputViews};
 
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
@@ -114,19 +114,20 @@ operation_plan! {
     /// [`AppendProblem`].
     ///
     /// ```
-    /// use flashcore::{AppendInputs, AppendOutputs, AppendPlan, AppendProblem, DType, Device};
+    /// use flashcore::{AppendPlan, AppendProblem, DType, Device, InputViews, OutputViews};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // Three tokens with one head of two columns, into two pages of two rows; the second is skipped.
     /// let plan = AppendPlan::new(&AppendProblem::new(3, 1, 2, DType::F32, 2, 2), &Device::cpu())?;
     /// let (key, value) = (vec![1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], vec![0.5_f32; 6]);
     /// let (mut keys, mut values) = (vec![0.0_f32; 8], vec![0.0_f32; 8]);
-    /// plan.run(&AppendInputs::new(&key, &value, &[3, -1, 0]), AppendOutputs::new(&mut keys, &mut values))?;
+    /// let inputs = InputViews::default().with_new_key(&key).with_new_value(&value).with_slot_mapping(&[3, -1, 0]);
+    /// plan.run(&inputs, OutputViews::default().with_key_cache(&mut keys).with_value_cache(&mut values))?;
     /// assert_eq!(keys, [5.0, 6.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
     /// # Ok(())
     /// # }
     /// ```
-    AppendPlan: AppendProblem, AppendInputs, AppendOutputs, append, GpuAppend, append, AppendTensors,
+    AppendPlan: AppendProblem, InputViews, OutputViews, append, GpuAppend, append, AppendTensors,
     /// Appends tensors in the host's memory, and returns when the caches are written. Everything is checked first; on such
     /// an error nothing is written. On a GPU this copies everything there and back: convenient, not fast.
     run,
@@ -151,20 +152,21 @@ operation_plan! {
     /// [`MergeProblem`].
     ///
     /// ```
-    /// use flashcore::{DType, Device, MergeInputs, MergeOutputs, MergePart, MergePlan, MergeProblem};
+    /// use flashcore::{DType, Device, InputViews, MergePlan, MergeProblem, OutputViews};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // One token with one head of two columns; both parts have the same LSE.
     /// let plan = MergePlan::new(&MergeProblem::new(2, 1, 1, 2, DType::F32), &Device::cpu())?;
     /// let (first, second) = ([1.0_f32, 2.0], [3.0_f32, 6.0]);
-    /// let parts = [MergePart::new(&first, &[0.0]), MergePart::new(&second, &[0.0])];
+    /// let (parts, lses) = ([(&first).into(), (&second).into()], [(&[0.0_f32]).into(); 2]);
+    /// let inputs = InputViews::default().with_part_outputs(&parts).with_part_lses(&lses);
     /// let (mut output, mut lse) = ([0.0_f32; 2], [0.0_f32]);
-    /// plan.run(&MergeInputs { parts: &parts }, MergeOutputs { output: (&mut output).into(), lse: Some(&mut lse) })?;
+    /// plan.run(&inputs, OutputViews::new(&mut output).with_lse(&mut lse))?;
     /// assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
     /// # Ok(())
     /// # }
     /// ```
-    MergePlan: MergeProblem, MergeInputs, MergeOutputs, merge, GpuMerge, merge, MergeTensors,
+    MergePlan: MergeProblem, InputViews, OutputViews, merge, GpuMerge, merge, MergeTensors,
     /// Merges tensors in the host's memory, and returns when the outputs are there. Everything is checked first; on such
     /// an error nothing is written. On a GPU this copies everything there and back: convenient, not fast.
     run,

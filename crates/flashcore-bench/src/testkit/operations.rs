@@ -7,8 +7,8 @@ use flashcore_kernels::cache::{AppendPlan, AppendValues, quantize_words};
 use flashcore_kernels::merge::{MergePlan, MergeValues, UNWRITTEN};
 use flashcore_kernels::{Argument, KernelKey};
 use flashcore_problem::{
-    AppendData, AppendProblem, CacheMemory, MergeData, MergeInputs, MergeOutputs, MergeProblem, Scale, ScaleStrides,
-    Tensor, append_oracle_with, merge_oracle,
+    AppendProblem, Inputs, MergeProblem, Operand, Outputs, Scale, ScaleStrides, Tensor, append_oracle_with,
+    merge_oracle,
 };
 use flashcore_sim::{GlobalMemory, Launch, Options, launch};
 
@@ -46,10 +46,6 @@ fn kernel_of(key: KernelKey) -> Result<Arc<VerifiedKernel>, String> {
 
 pub(super) fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
     if bytes.is_empty() { 0 } else { memory.allocate(name, bytes) }
-}
-
-fn integers<const N: usize>(values: &[i64], bytes: impl Fn(i64) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
 /// Place of the outputs of a simulated append.
@@ -101,23 +97,23 @@ pub fn check_append_with(
     seed: u64,
 ) -> Result<(), OperationError> {
     let wrong = OperationError::Wrong;
-    let data = AppendData::with_strays(problem, seed);
-    let mut before = CacheMemory::poisoned(problem);
-    let expected = append_oracle_with(problem, &data.inputs(), before.scale_strides(problem))
-        .map_err(|invalid| wrong(invalid.to_string()))?;
+    let data = problem.random_with_strays(seed);
+    let mut before = problem.poisoned();
+    let strides = before.scale_strides(problem.key_cache_shape());
+    let expected = append_oracle_with(problem, &data.views(), strides).map_err(|invalid| wrong(invalid.to_string()))?;
     if let Placement::Interleaved { offset } = placement {
         let elements = before.key_cache.len().max(before.value_cache.len() + offset);
         before.key_cache = Tensor::poisoned(problem.cache_dtype(), elements);
-        before.query = data.query.clone();
+        before.query_output = data.query.clone();
     }
     let mut memory = GlobalMemory::new();
     let element = problem.cache_dtype().size_bytes();
     let mut values = AppendValues {
-        key: place(&mut memory, "key", &data.key.data),
-        value: place(&mut memory, "value", &data.value.data),
+        key: place(&mut memory, "key", &data.new_key.data),
+        value: place(&mut memory, "value", &data.new_value.data),
         key_cache: place(&mut memory, "key_cache", &before.key_cache.data),
-        slot_mapping: place(&mut memory, "slot_mapping", &integers(&data.slot_mapping, i64::to_le_bytes)),
-        query_output: place(&mut memory, "query_output", &before.query.data),
+        slot_mapping: place(&mut memory, "slot_mapping", data.views().bytes(Operand::SlotMapping).unwrap_or_default()),
+        query_output: place(&mut memory, "query_output", &before.query_output.data),
         cos: place(&mut memory, "cos", &data.cos.data),
         sin: place(&mut memory, "sin", &data.sin.data),
         query_norm: place(&mut memory, "query_norm", &data.query_norm.data),
@@ -125,12 +121,8 @@ pub fn check_append_with(
         tokens: problem.tokens as u64,
         ..AppendValues::default()
     };
-    let positions = match problem.rotary.map(|rotary| rotary.positions.size_bytes()) {
-        None => Vec::new(),
-        Some(4) => integers(&data.positions, |position| (position as i32).to_le_bytes()),
-        Some(_) => integers(&data.positions, i64::to_le_bytes),
-    };
-    values.positions = place(&mut memory, "positions", &positions);
+    let positions = data.views();
+    values.positions = place(&mut memory, "positions", positions.bytes(Operand::Positions).unwrap_or_default());
     match placement {
         Placement::Separate => {
             values.value_cache = place(&mut memory, "value_cache", &before.value_cache.data);
@@ -169,28 +161,28 @@ pub fn check_append_with(
             expected.check_interleaved(offset, &before.key_cache.data, &key_cache).map_err(wrong)?;
         }
     }
-    expected.check_query(&before.query.data, &read(values.query_output)).map_err(wrong)
+    expected.check_query(&before.query_output.data, &read(values.query_output)).map_err(wrong)
 }
 
 /// Merges the second of two random parts into the first in the simulator, with some rows of the second unwritten, and
 /// judges output and LSE against the oracle: nothing, or what is wrong. Unwritten rows of both parts hold poison, and those
 /// of the first must keep it.
 pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
-    let mut data = MergeData::random(problem, seed);
+    let mut data = problem.random(seed);
     let (strides, bytes) = (problem.strides, problem.value_dim * problem.dtype.size_bytes());
     let rows = (0..problem.tokens).flat_map(|token| (0..problem.heads).map(move |head| (token, head)));
     let unwritten: Vec<_> = rows.filter(|(token, head)| (token * problem.heads + head) % 5 == 2).collect();
     for &(token, head) in &unwritten {
         let start = strides.part.row_start(0, head, token) * problem.dtype.size_bytes();
-        for (output, lse) in &mut data.parts {
-            output.data[start..start + bytes].fill(0xFF);
-            lse[strides.part_lse.row_start(0, head, token)] = f32::from_bits(UNWRITTEN);
+        let index = strides.part_lse.row_start(0, head, token);
+        data.part_outputs.iter_mut().for_each(|output| output.data[start..start + bytes].fill(0xFF));
+        for lse in &mut data.part_lses {
+            lse.data[index * 4..][..4].copy_from_slice(&UNWRITTEN.to_le_bytes());
         }
     }
-    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let mut memory = GlobalMemory::new();
-    let [output, part] = [0, 1].map(|part| place(&mut memory, "output", &data.parts[part].0.data));
-    let [lse, part_lse] = [0, 1].map(|part| place(&mut memory, "lse", &floats(&data.parts[part].1)));
+    let [output, part] = [0, 1].map(|part| place(&mut memory, "output", &data.part_outputs[part].data));
+    let [lse, part_lse] = [0, 1].map(|part| place(&mut memory, "lse", &data.part_lses[part].data));
     let values = MergeValues {
         part: output,
         part_lse: lse,
@@ -216,33 +208,27 @@ pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64)
         }
         found.data[start..start + bytes].fill(0);
         found_lse[index] = f32::NEG_INFINITY;
-        data.parts.iter_mut().for_each(|(_, lse)| lse[index] = f32::NEG_INFINITY);
+        data.part_lses.iter_mut().for_each(|lse| lse.set(index, f64::NEG_INFINITY));
     }
-    let parts = data.views();
-    let inputs = MergeInputs { parts: &parts };
-    let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
-    expected.check(problem, &found, Some(&found_lse))
+    let expected = merge_oracle(problem, &data.views()).map_err(|invalid| invalid.to_string())?;
+    expected.check(problem, &Outputs { output: found, lse: Some(found_lse), ..Outputs::default() })
 }
 
 /// Merges random parts in the simulator and judges the result against the oracle: nothing, or what is wrong.
 pub fn check_merge(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
-    check_merge_of(plan, problem, &MergeData::random(problem, seed), seed)
+    check_merge_of(plan, problem, &problem.random(seed), seed)
 }
 
 /// Merges random parts on the CPU and judges the result against the oracle: nothing, or what is wrong.
 pub fn check_merge_on_cpu(problem: &MergeProblem, seed: u64) -> Result<(), String> {
-    let data = MergeData::random(problem, seed);
-    let parts = data.views();
-    let inputs = MergeInputs { parts: &parts };
-    let expected = merge_oracle(problem, &inputs).map_err(|invalid| invalid.to_string())?;
-    let (mut output, mut lse) = (MergeData::poisoned_output(problem), MergeData::poisoned_lse(problem));
-    let outputs = MergeOutputs { output: (&mut output).into(), lse: problem.lse.then_some(&mut lse[..]) };
-    flashcore_cpu::merge(problem, &inputs, outputs).map_err(|invalid| invalid.to_string())?;
-    expected.check(problem, &output, problem.lse.then_some(&lse))
+    let (inputs, mut outputs) = (problem.random(seed), problem.poisoned());
+    let expected = merge_oracle(problem, &inputs.views()).map_err(|invalid| invalid.to_string())?;
+    flashcore_cpu::merge(problem, &inputs.views(), outputs.views_mut()).map_err(|invalid| invalid.to_string())?;
+    expected.check(problem, &outputs)
 }
 
 /// [`check_merge`] of given parts.
-pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &MergeData, seed: u64) -> Result<(), String> {
+pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &Inputs, seed: u64) -> Result<(), String> {
     check_merge_with(&*kernel_of(plan.key)?, plan, problem, data, seed).map_err(|error| error.to_string())
 }
 
@@ -251,24 +237,22 @@ pub fn check_merge_with(
     kernel: &VerifiedKernel,
     plan: &MergePlan,
     problem: &MergeProblem,
-    data: &MergeData,
+    data: &Inputs,
     seed: u64,
 ) -> Result<(), OperationError> {
-    let parts = data.views();
-    let inputs = MergeInputs { parts: &parts };
-    let expected = merge_oracle(problem, &inputs).map_err(|invalid| OperationError::Simulator(invalid.to_string()))?;
+    let expected =
+        merge_oracle(problem, &data.views()).map_err(|invalid| OperationError::Simulator(invalid.to_string()))?;
     let mut memory = GlobalMemory::new();
-    let stacked: Vec<u8> = data.parts.iter().flat_map(|(output, _)| output.data.iter().copied()).collect();
-    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let stacked_lse: Vec<u8> = data.parts.iter().flat_map(|(_, lse)| bytes(lse)).collect();
-    let (output, lse) = (MergeData::poisoned_output(problem), MergeData::poisoned_lse(problem));
+    let stack = |parts: &[Tensor]| parts.iter().flat_map(|part| part.data.iter().copied()).collect::<Vec<u8>>();
+    let (stacked, stacked_lse) = (stack(&data.part_outputs), stack(&data.part_lses));
+    let outputs = problem.poisoned();
     let values = MergeValues {
         part: place(&mut memory, "parts", &stacked),
         part_lse: place(&mut memory, "part_lse", &stacked_lse),
         part_stride: (stacked.len() / problem.num_parts) as u64,
         part_lse_stride: (stacked_lse.len() / problem.num_parts) as u64,
-        output: place(&mut memory, "output", &output.data),
-        lse: place(&mut memory, "lse", &bytes(&lse)),
+        output: place(&mut memory, "output", &outputs.output.data),
+        lse: place(&mut memory, "lse", outputs.slot(Operand::Lse).map_or(&[], |slot| slot.data)),
         tokens: problem.tokens as u64,
     };
     run(kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)
@@ -278,5 +262,6 @@ pub fn check_merge_with(
         let bytes = memory.read(values.lse);
         bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
     });
-    expected.check(problem, &found, found_lse.as_deref()).map_err(OperationError::Wrong)
+    let found = Outputs { output: found, lse: found_lse, ..Outputs::default() };
+    expected.check(problem, &found).map_err(OperationError::Wrong)
 }

@@ -3,10 +3,10 @@
 #![expect(unsafe_code, reason = "a launch takes addresses")]
 
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
-use flashcore::verify::{AppendData, CacheMemory, MergeData, append_oracle, merge_oracle};
+use flashcore::verify::{Inputs, Outputs, append_oracle, merge_oracle};
 use flashcore::{
-    AppendPlan, AppendProblem, AppendTensors, DType, Error, MergeInputs, MergeOutputs, MergePlan, MergeProblem,
-    MergeTensors, PartAddresses, Rotary, RotaryStyle,
+    AppendPlan, AppendProblem, AppendTensors, DType, Error, MergePlan, MergeProblem, MergeTensors, Operand,
+    PartAddresses, Rotary, RotaryStyle,
 };
 use flashcore_bench::testkit::gpu::Gpu;
 
@@ -30,21 +30,17 @@ fn appends_are_right(gpu: &Gpu) {
                 plain.with_rotary(rotary(RotaryStyle::GptJ)),
             ] {
                 let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
-                let data = AppendData::random(&problem, 11);
-                let before = CacheMemory::poisoned(&problem);
+                let (inputs, before) = (problem.random(11), problem.poisoned());
                 let mut after = before.clone();
-                plan.run(&data.inputs(), after.outputs(&problem)).unwrap();
-                check_append(&problem, &data, &before, &after);
+                plan.run(&inputs.views(), after.views_mut()).unwrap();
+                check_append(&problem, &inputs, &before, &after);
             }
         }
     }
 }
 
-fn check_append(problem: &AppendProblem, data: &AppendData, before: &CacheMemory, after: &CacheMemory) {
-    let expected = append_oracle(problem, &data.inputs()).unwrap();
-    expected.check_key_cache(&before.key_cache.data, &after.key_cache.data).unwrap();
-    expected.check_value_cache(&before.value_cache.data, &after.value_cache.data).unwrap();
-    expected.check_query(&before.query.data, &after.query.data).unwrap();
+fn check_append(problem: &AppendProblem, inputs: &Inputs, before: &Outputs, after: &Outputs) {
+    append_oracle(problem, &inputs.views()).unwrap().check(before, after).unwrap();
 }
 
 fn merges_are_right(gpu: &Gpu) {
@@ -53,20 +49,16 @@ fn merges_are_right(gpu: &Gpu) {
             let problem = MergeProblem::new(num_parts, 77, 8, value_dim, dtype);
             for problem in [problem, problem.with_part_dtype(DType::F32).with_token_major_lse()] {
                 let plan = MergePlan::new(&problem, gpu.device()).unwrap();
-                let data = MergeData::random(&problem, 12);
-                let parts = data.views();
-                let inputs = MergeInputs { parts: &parts };
-                let (mut output, mut lse) = (MergeData::poisoned_output(&problem), MergeData::poisoned_lse(&problem));
-                let outputs = MergeOutputs { output: (&mut output).into(), lse: Some(&mut lse) };
-                plan.run(&inputs, outputs).unwrap();
-                merge_oracle(&problem, &inputs).unwrap().check(&problem, &output, Some(&lse)).unwrap();
+                let (inputs, mut outputs) = (problem.random(12), problem.poisoned());
+                plan.run(&inputs.views(), outputs.views_mut()).unwrap();
+                merge_oracle(&problem, &inputs.views()).unwrap().check(&problem, &outputs).unwrap();
             }
         }
     }
 }
 
-fn bytes(values: &[i64]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+fn bytes(inputs: &Inputs, operand: Operand) -> &[u8] {
+    inputs.views().bytes(operand).unwrap()
 }
 
 /// One captured launch, with other slots and positions in the same memory each time.
@@ -79,12 +71,13 @@ fn a_captured_append_takes_new_slots(gpu: &Gpu) {
     let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
     let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
-    let first = AppendData::random(&problem, 0);
-    let mut before = CacheMemory::poisoned(&problem);
+    let first = problem.random(0);
+    let mut before = problem.poisoned();
     let mut inputs =
-        [&first.key, &first.value, &first.query, &first.cos, &first.sin].map(|tensor| upload(&tensor.data));
-    let (mut slots, mut positions) = (upload(&bytes(&first.slot_mapping)), upload(&bytes(&first.positions)));
-    let outputs = [&before.key_cache, &before.value_cache, &before.query].map(|tensor| upload(&tensor.data));
+        [&first.new_key, &first.new_value, &first.query, &first.cos, &first.sin].map(|tensor| upload(&tensor.data));
+    let (mut slots, mut positions) =
+        (upload(bytes(&first, Operand::SlotMapping)), upload(bytes(&first, Operand::Positions)));
+    let outputs = [&before.key_cache, &before.value_cache, &before.query_output].map(|tensor| upload(&tensor.data));
     let [key, value, query, cos, sin] = inputs.each_ref().map(DeviceBuffer::address);
     let [key_cache, value_cache, query_output] = outputs.each_ref().map(DeviceBuffer::address);
     let tensors = AppendTensors::new(key, value, key_cache, value_cache, slots.address())
@@ -93,16 +86,18 @@ fn a_captured_append_takes_new_slots(gpu: &Gpu) {
     // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
     let graph = Graph::capture::<Error>(&stream, |stream| unsafe { plan.launch(stream, tensors) }).unwrap();
     for seed in 0..5 {
-        let data = AppendData::random(&problem, seed);
-        for (buffer, tensor) in inputs.iter_mut().zip([&data.key, &data.value, &data.query, &data.cos, &data.sin]) {
+        let data = problem.random(seed);
+        for (buffer, tensor) in
+            inputs.iter_mut().zip([&data.new_key, &data.new_value, &data.query, &data.cos, &data.sin])
+        {
             buffer.copy_from_host(&stream, &tensor.data).unwrap();
         }
-        slots.copy_from_host(&stream, &bytes(&data.slot_mapping)).unwrap();
-        positions.copy_from_host(&stream, &bytes(&data.positions)).unwrap();
+        slots.copy_from_host(&stream, bytes(&data, Operand::SlotMapping)).unwrap();
+        positions.copy_from_host(&stream, bytes(&data, Operand::Positions)).unwrap();
         // SAFETY: as above.
         unsafe { graph.launch(&stream) }.unwrap();
         let mut after = before.clone();
-        let tensors = [&mut after.key_cache, &mut after.value_cache, &mut after.query];
+        let tensors = [&mut after.key_cache, &mut after.value_cache, &mut after.query_output];
         for (tensor, buffer) in tensors.into_iter().zip(&outputs) {
             tensor.data = buffer.to_host(&stream).unwrap();
         }
@@ -118,12 +113,11 @@ fn two_parts_lie_anywhere(gpu: &Gpu) {
     let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
     let fewer = problem.with_tokens(61);
-    let data = MergeData::random(&fewer, 13);
-    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let [second, first] = [1, 0].map(|part: usize| upload(&data.parts[part].0.data));
-    let lses = [0, 1].map(|part: usize| upload(&floats(&data.parts[part].1)));
-    let (mut output, poison) = (MergeData::poisoned_output(&fewer), MergeData::poisoned_lse(&fewer));
-    let (output_buffer, lse_buffer) = (upload(&output.data), upload(&floats(&poison)));
+    let inputs = fewer.random(13);
+    let [second, first] = [1, 0].map(|part: usize| upload(&inputs.part_outputs[part].data));
+    let lses = [0, 1].map(|part: usize| upload(&inputs.part_lses[part].data));
+    let mut outputs = fewer.poisoned();
+    let (output_buffer, lse_buffer) = (upload(&outputs.output.data), upload(outputs.slot(Operand::Lse).unwrap().data));
     let parts = PartAddresses::Two {
         outputs: [first.address(), second.address()],
         lses: lses.each_ref().map(DeviceBuffer::address),
@@ -131,10 +125,9 @@ fn two_parts_lie_anywhere(gpu: &Gpu) {
     let tensors = MergeTensors::new(parts, output_buffer.address()).with_lse(lse_buffer.address()).with_tokens(61);
     // SAFETY: the tensors are whole for so many tokens, and nobody else's.
     unsafe { plan.launch(&stream, tensors) }.unwrap();
-    output.data = output_buffer.to_host(&stream).unwrap();
+    outputs.output.data = output_buffer.to_host(&stream).unwrap();
     let lse_bytes = lse_buffer.to_host(&stream).unwrap();
     let words = lse_bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-    let lse: Vec<f32> = words.collect();
-    let views = data.views();
-    merge_oracle(&fewer, &MergeInputs { parts: &views }).unwrap().check(&fewer, &output, Some(&lse)).unwrap();
+    outputs.lse = Some(words.collect());
+    merge_oracle(&fewer, &inputs.views()).unwrap().check(&fewer, &outputs).unwrap();
 }

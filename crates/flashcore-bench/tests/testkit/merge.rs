@@ -3,7 +3,7 @@
 use flashcore_bench::testkit::operations::{check_merge, check_merge_in_place, check_merge_of};
 use flashcore_ir::Arch;
 use flashcore_kernels::merge::MergePlan;
-use flashcore_problem::{DType, LseBase, MergeData, MergeProblem, Strides};
+use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
 
 fn plan(problem: &MergeProblem) -> MergePlan {
     MergePlan::new(problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"))
@@ -70,9 +70,9 @@ fn layouts_and_bases() {
 fn a_nan_is_not_hidden() {
     for parts in [2, 5] {
         let problem = MergeProblem::new(parts, 4, 2, 64, DType::F16);
-        let mut data = MergeData::random(&problem, 3);
-        data.parts[1].1[0] = f32::NAN;
-        data.parts.iter_mut().for_each(|(_, lse)| lse[3] = f32::NAN);
+        let mut data = problem.random(3);
+        data.part_lses[1].set(0, f64::NAN);
+        data.part_lses.iter_mut().for_each(|lse| lse.set(3, f64::NAN));
         check_merge_of(&plan(&problem), &problem, &data, 3).unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }

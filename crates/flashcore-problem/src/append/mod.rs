@@ -25,12 +25,11 @@ mod views;
 
 pub use oracle::{AppendExpected, append_oracle, append_oracle_with};
 pub(crate) use oracle::{CachePlace, RotaryTables, copied, transformed};
-pub use random::{AppendData, CacheMemory};
 pub(crate) use random::{ZEROS, random_scale, tables, unwritten_scales};
 pub use scales::ScaleSource;
 pub(crate) use scales::{RowScales, check_presence};
 pub(crate) use views::Errors;
-pub use views::{AppendInputs, AppendOutputs, Positions, ValueCache};
+pub use views::{Positions, ValueCache};
 
 use crate::{DType, Invalid, ProblemError, Shape, Strides, TensorError};
 

@@ -1,9 +1,9 @@
 //! Oracle of an append: every element that is written, in `f64`, and everything else as it was.
 
 use super::scale_oracle::ScaleElement;
-use super::{AppendInputs, AppendProblem, QkNorm, Rotary, RotaryStyle, RowScales};
+use super::{AppendProblem, QkNorm, Rotary, RotaryStyle, RowScales};
 use crate::quantize::saturates;
-use crate::{DType, Invalid, Operand, ScaleStrides, Shape, Strides, Tensor, TensorView};
+use crate::{DType, InputViews, Invalid, Operand, Outputs, ScaleStrides, Strides, TensorView};
 
 /// Rounding errors of `f32` that a backend may make in one element, in units of its [magnitude](Element::magnitude):
 /// products, a sum, and the approximate root of a norm.
@@ -45,7 +45,7 @@ pub struct AppendExpected {
 /// # Panics
 ///
 /// When the tensors do not belong to the problem; see [`AppendProblem::validate_views`].
-pub fn append_oracle(problem: &AppendProblem, inputs: &AppendInputs<'_>) -> Result<AppendExpected, Invalid> {
+pub fn append_oracle(problem: &AppendProblem, inputs: &InputViews<'_>) -> Result<AppendExpected, Invalid> {
     let written = ScaleStrides::per_cache_row(problem.key_cache_shape());
     append_oracle_with(problem, inputs, [written; 2])
 }
@@ -58,12 +58,13 @@ pub fn append_oracle(problem: &AppendProblem, inputs: &AppendInputs<'_>) -> Resu
 /// As [`append_oracle`].
 pub fn append_oracle_with(
     problem: &AppendProblem,
-    inputs: &AppendInputs<'_>,
+    inputs: &InputViews<'_>,
     written: [ScaleStrides; 2],
 ) -> Result<AppendExpected, Invalid> {
     problem.validate()?;
     let strides = problem.strides;
-    let tables = RotaryTables { rotary: problem.rotary.zip(inputs.cos.zip(inputs.sin)), norm: problem.qk_norm };
+    let tables =
+        RotaryTables { rotary: problem.rotary.map(|rotary| (rotary, (inputs.cos, inputs.sin))), norm: problem.qk_norm };
     let mut expected = AppendExpected::new(problem);
     let [k_scales, v_scales] = [
         RowScales::new(problem.scale_source(Operand::KScale), inputs.k_scale, Some(written[0])),
@@ -71,17 +72,19 @@ pub fn append_oracle_with(
     ];
     for token in 0..problem.tokens {
         let position = inputs.positions.map_or(0, |positions| positions.get(token));
-        if let Some(query) = inputs.query {
+        if !inputs.query.is_empty() {
             for head in 0..problem.query_heads {
                 let start = strides.query.row_start(0, head, token);
-                let row = transformed(&tables, position, (query, start), problem.head_dim, inputs.query_norm);
+                let row = transformed(&tables, position, (inputs.query, start), problem.head_dim, inputs.query_norm);
                 expected.add_query(strides.query_output.row_start(0, head, token), row);
             }
         }
-        let Some((page, slot_row)) = problem.place(inputs.slot_mapping[token]) else { continue };
+        let Some((page, slot_row)) = problem.place(inputs.slot_mapping.map_or(-1, |slots| slots[token])) else {
+            continue;
+        };
         for head in 0..problem.key_heads {
             let start = strides.key.row_start(0, head, token);
-            let key = transformed(&tables, position, (inputs.key, start), problem.head_dim, inputs.key_norm);
+            let key = transformed(&tables, position, (inputs.new_key, start), problem.head_dim, inputs.key_norm);
             let place = |strides: Strides| CachePlace {
                 start: strides.row_start(page, head, slot_row),
                 place: (page, slot_row),
@@ -89,7 +92,7 @@ pub fn append_oracle_with(
                 sequence: 0,
             };
             expected.add_key(place(strides.key_cache), key, k_scales);
-            let value = copied((inputs.value, strides.value.row_start(0, head, token)), problem.value_dim);
+            let value = copied((inputs.new_value, strides.value.row_start(0, head, token)), problem.value_dim);
             expected.add_value(place(strides.value_cache), value, v_scales);
         }
     }
@@ -142,10 +145,10 @@ pub(crate) fn transformed(
     position: i64,
     (view, start): (TensorView<'_>, usize),
     columns: usize,
-    weights: Option<TensorView<'_>>,
+    weights: TensorView<'_>,
 ) -> Row {
     let mut row = read(view, start, columns);
-    if let (Some(norm), Some(weights)) = (tables.norm, weights) {
+    if let Some(norm) = tables.norm {
         let weights = read(weights, 0, row.len());
         let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
         let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
@@ -211,6 +214,14 @@ impl AppendExpected {
         let dtype = self.cache_dtype;
         let elements = self.key_cache.elements.iter().chain(&self.value_cache.elements);
         elements.filter(|element| dtype.is_float8() && saturates(dtype, element.value as f32, element.scale)).count()
+    }
+
+    /// Nothing, or the first thing that is wrong with outputs that do not share a memory, given those before.
+    pub fn check(&self, before: &Outputs, after: &Outputs) -> Result<(), String> {
+        let settled = self.with_computed_scales(before.scales(), after.scales())?;
+        settled.check_key_cache(&before.key_cache.data, &after.key_cache.data)?;
+        settled.check_value_cache(&before.value_cache.data, &after.value_cache.data)?;
+        settled.check_query(&before.query_output.data, &after.query_output.data)
     }
 
     /// Nothing, or the first thing that is wrong with the key cache, given the bytes before and after.
@@ -330,9 +341,4 @@ fn is_right(dtype: DType, element: &Element, found: &[u8]) -> bool {
     }
     let [low, high] = [element.value - error, element.value + error].map(|value| dtype.round(divided(value)));
     low <= found && found <= high
-}
-
-/// The bytes of a tensor that a shape with strides reaches, poisoned.
-pub(super) fn poisoned(dtype: DType, shape: Shape, strides: Strides) -> Tensor {
-    Tensor::poisoned(dtype, strides.extent(shape).unwrap_or(0))
 }

@@ -1,71 +1,24 @@
 //! Random numbers of an append, for tests and trials: independent tensors, poison wherever nothing may be read.
 
-use super::oracle::poisoned;
-use super::{AppendInputs, AppendOutputs, AppendProblem, PositionType, Positions, Rotary, ScaleSource};
-use crate::{DType, Operand, Scale, ScaleStrides, SplitMix64, Tensor, TensorView};
+use super::{AppendProblem, PositionType, Rotary, ScaleSource};
+use crate::{DType, Inputs, Operand, Outputs, PositionNumbers, Scale, ScaleStrides, SplitMix64, Tensor};
 
-/// Owned inputs of an append.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AppendData {
-    /// New keys.
-    pub key: Tensor,
-    /// New values.
-    pub value: Tensor,
-    /// Slot of each token.
-    pub slot_mapping: Vec<i64>,
-    /// Query rows.
-    pub query: Tensor,
-    /// Position of each token.
-    pub positions: Vec<i64>,
-    /// The same in 32 bits.
-    positions_i32: Vec<i32>,
-    /// Cosines.
-    pub cos: Tensor,
-    /// Sines.
-    pub sin: Tensor,
-    /// Weights of the norm of the query.
-    pub query_norm: Tensor,
-    /// Weights of the norm of the key.
-    pub key_norm: Tensor,
-    /// The scale of keys, where it is given.
-    pub k_scale: Option<Scale>,
-    /// The scale of values, where it is given.
-    pub v_scale: Option<Scale>,
-    position_type: Option<PositionType>,
-    has_query: bool,
-    has_norm: bool,
-}
-
-/// Memory that an append writes, as it was before.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheMemory {
-    /// The key cache.
-    pub key_cache: Tensor,
-    /// The value cache.
-    pub value_cache: Tensor,
-    /// The query output.
-    pub query: Tensor,
-    /// The scales of keys, where they are computed.
-    pub k_scale: Option<Scale>,
-    /// The scales of values, where they are computed.
-    pub v_scale: Option<Scale>,
-}
-
-impl AppendData {
+impl AppendProblem {
     /// Random inputs: slots that differ from each other and lie anywhere in the cache, some of them skipped, keys and
     /// values of skipped tokens and gaps between rows poisoned. Given scales take turns in their form, and saturate some
     /// values; where scales are computed, some rows are all zeros.
-    pub fn random(problem: &AppendProblem, seed: u64) -> Self {
-        Self::drawn(problem, seed, false)
+    pub fn random(&self, seed: u64) -> Inputs {
+        self.drawn(seed, false)
     }
 
     /// [`random`](Self::random) inputs as a device takes them: some slots are far out of range on either side, and some
     /// positions outside of the table.
-    pub fn with_strays(problem: &AppendProblem, seed: u64) -> Self {
-        Self::drawn(problem, seed, true)
+    pub fn random_with_strays(&self, seed: u64) -> Inputs {
+        self.drawn(seed, true)
     }
 
-    fn drawn(problem: &AppendProblem, seed: u64, has_strays: bool) -> Self {
+    fn drawn(&self, seed: u64, has_strays: bool) -> Inputs {
+        let problem = self;
         let mut random = SplitMix64::new(seed);
         let mut slot_mapping = random_slots(problem, &mut random);
         if !has_strays {
@@ -73,7 +26,7 @@ impl AppendData {
         }
         let strides = problem.strides;
         let mut fill = |shape: crate::Shape, strides: crate::Strides, skipped: bool| {
-            let mut tensor = poisoned(problem.dtype, shape, strides);
+            let mut tensor = Tensor::poisoned(problem.dtype, strides.extent(shape).unwrap_or(0));
             for (batch, head, row) in shape.each_row() {
                 if skipped && problem.place(slot_mapping[row]).is_none() {
                     continue;
@@ -112,42 +65,28 @@ impl AppendData {
         let mut scale_random = SplitMix64::stream(seed, SCALE_STREAM);
         let k_scale = scale(Operand::KScale, &mut scale_random);
         let v_scale = scale(Operand::VScale, &mut scale_random);
-        Self {
+        let (positions, tables) = match problem.rotary.map(|rotary| rotary.positions) {
+            None => (None, None),
+            Some(PositionType::I32) => {
+                let positions = positions.iter().map(|&position| position as i32).collect();
+                (Some(PositionNumbers::I32(positions)), Some((cos, sin)))
+            }
+            Some(PositionType::I64) => (Some(PositionNumbers::I64(positions)), Some((cos, sin))),
+        };
+        let (cos, sin) = tables.unwrap_or_default();
+        Inputs {
+            query,
             k_scale,
             v_scale,
-            key,
-            value,
-            slot_mapping,
-            query,
-            positions_i32: positions.iter().map(|&position| position as i32).collect(),
+            new_key: key,
+            new_value: value,
+            slot_mapping: Some(slot_mapping),
             positions,
             cos,
             sin,
             query_norm,
             key_norm,
-            position_type: problem.rotary.map(|rotary| rotary.positions),
-            has_query: problem.query_heads > 0,
-            has_norm: problem.qk_norm.is_some(),
-        }
-    }
-
-    /// Views of what the problem has.
-    pub fn inputs(&self) -> AppendInputs<'_> {
-        let some = |on: bool, tensor| on.then(|| TensorView::from(tensor));
-        let rotary = self.position_type.is_some();
-        AppendInputs {
-            query: some(self.has_query, &self.query),
-            positions: self.position_type.map(|kind| match kind {
-                PositionType::I32 => Positions::I32(&self.positions_i32),
-                PositionType::I64 => Positions::I64(&self.positions),
-            }),
-            cos: some(rotary, &self.cos),
-            sin: some(rotary, &self.sin),
-            query_norm: some(self.has_norm && self.has_query, &self.query_norm),
-            key_norm: some(self.has_norm, &self.key_norm),
-            k_scale: self.k_scale.as_ref().map(Scale::view),
-            v_scale: self.v_scale.as_ref().map(Scale::view),
-            ..AppendInputs::new(&self.key, &self.value, &self.slot_mapping)
+            ..Inputs::default()
         }
     }
 }
@@ -235,34 +174,23 @@ fn random_slots(problem: &AppendProblem, random: &mut SplitMix64) -> Vec<i64> {
 /// The most slots that random ones are drawn from.
 const MOST_DRAWN: usize = 1 << 20;
 
-impl CacheMemory {
-    /// Caches and query output full of poison.
-    pub fn poisoned(problem: &AppendProblem) -> Self {
-        let (strides, cache, dtype) = (problem.strides, problem.key_cache_shape(), problem.cache_dtype());
+impl AppendProblem {
+    /// Caches, query output and computed scales full of poison.
+    pub fn poisoned(&self) -> Outputs {
+        let cache = self.key_cache_shape();
         let scales = |operand, seed: usize| {
-            let is_computed = problem.scale_source(operand) == ScaleSource::Computed;
-            is_computed.then(|| unwritten_scales(cache, (problem.tokens + seed) as u64))
+            let is_computed = self.scale_source(operand) == ScaleSource::Computed;
+            is_computed.then(|| unwritten_scales(cache, (self.tokens + seed) as u64))
         };
-        Self {
-            k_scale: scales(Operand::KScale, 0),
-            v_scale: scales(Operand::VScale, 1),
-            key_cache: poisoned(dtype, cache, strides.key_cache),
-            value_cache: poisoned(dtype, problem.value_cache_shape(), strides.value_cache),
-            query: poisoned(problem.dtype, problem.query_shape(), strides.query_output),
-        }
+        let (k_scale, v_scale) = (scales(Operand::KScale, 0), scales(Operand::VScale, 1));
+        Outputs { k_scale, v_scale, ..Outputs::poisoned_rows(Self::OPERANDS, self) }
     }
+}
 
-    /// Views to be written.
-    pub fn outputs(&mut self, problem: &AppendProblem) -> AppendOutputs<'_> {
-        let mut outputs = AppendOutputs::new(&mut self.key_cache, &mut self.value_cache);
-        outputs.k_scale = self.k_scale.as_mut().map(Scale::view_mut);
-        outputs.v_scale = self.v_scale.as_mut().map(Scale::view_mut);
-        if problem.query_heads > 0 { outputs.with_query(&mut self.query) } else { outputs }
-    }
-
-    /// The strides of the computed scales of keys and of values; those of contiguous ones where there are none.
-    pub fn scale_strides(&self, problem: &AppendProblem) -> [ScaleStrides; 2] {
-        let contiguous = ScaleStrides::per_cache_row(problem.key_cache_shape());
+impl Outputs {
+    /// The strides of the computed scales of keys and of values; those of contiguous ones of a cache where there are none.
+    pub fn scale_strides(&self, cache: crate::Shape) -> [ScaleStrides; 2] {
+        let contiguous = ScaleStrides::per_cache_row(cache);
         [&self.k_scale, &self.v_scale].map(|scale| scale.as_ref().map_or(contiguous, |scale| scale.strides))
     }
 

@@ -1,8 +1,8 @@
 //! Scales of an append to an FP8 cache: given, or computed for each new row and written beside the cache.
 
+use super::AppendProblem;
 use super::views::Errors;
-use super::{AppendInputs, AppendOutputs, AppendProblem};
-use crate::{Operand, ProblemError, ScaleStrides, ScaleView, TensorError};
+use crate::{InputViews, Operand, OutputViews, ProblemError, ScaleStrides, ScaleView, TensorError};
 
 /// Source of the scales of new keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,32 +85,29 @@ impl AppendProblem {
     /// Checks the scales of an append by slot.
     pub(super) fn check_scales(
         &self,
-        inputs: &AppendInputs<'_>,
-        outputs: &AppendOutputs<'_>,
+        inputs: &InputViews<'_>,
+        outputs: &OutputViews<'_>,
         errors: &mut Vec<TensorError>,
     ) {
-        let cache = self.key_cache_shape();
-        let written =
-            |scale: &Option<crate::ScaleViewMut<'_>>| scale.as_ref().map(|scale| (scale.data.len(), scale.strides));
-        for (operand, given, written) in [
-            (Operand::KScale, inputs.k_scale, written(&outputs.k_scale)),
-            (Operand::VScale, inputs.v_scale, written(&outputs.v_scale)),
-        ] {
-            let source = self.scale_source(operand);
-            check_presence(operand, source, given.is_some(), written.is_some(), errors);
-            if let (ScaleSource::Computed, Some((actual, strides))) = (source, written) {
-                errors.extend(self.scale_stride_error(operand, strides));
-                check_extent(operand, actual, strides.extent_of_cache(cache), errors);
-            }
-            let (ScaleSource::Given, Some(given)) = (source, given) else { continue };
-            errors.extend(self.scale_stride_error(operand, given.strides));
-            check_extent(operand, given.data.len(), given.strides.extent_of_cache(cache), errors);
-            if errors.is_empty() {
-                let places = inputs.slot_mapping.iter().filter_map(|&slot| self.place(slot));
-                let heads = self.key_heads;
-                let indices =
-                    places.flat_map(|place| (0..heads).map(move |head| given.strides.key_index(0, place, head)));
-                given.check_positive(operand.name(), indices, errors);
+        for (operand, given, written) in
+            [(Operand::KScale, inputs.k_scale, &outputs.k_scale), (Operand::VScale, inputs.v_scale, &outputs.v_scale)]
+        {
+            match (self.scale_source(operand), given, written) {
+                (ScaleSource::Computed, _, Some(written)) => {
+                    errors.extend(self.scale_stride_error(operand, written.strides));
+                }
+                (ScaleSource::Given, Some(given), _) => {
+                    errors.extend(self.scale_stride_error(operand, given.strides));
+                    if errors.is_empty() {
+                        let slots = inputs.slot_mapping.unwrap_or_default();
+                        let places = slots.iter().filter_map(|&slot| self.place(slot));
+                        let index = |place, head| given.strides.key_index(0, place, head);
+                        let heads = self.key_heads;
+                        let indices = places.flat_map(|place| (0..heads).map(move |head| index(place, head)));
+                        given.check_positive(operand.name(), indices, errors);
+                    }
+                }
+                _ => {}
             }
         }
     }
@@ -119,13 +116,6 @@ impl AppendProblem {
 fn stride_error(operand: Operand, strides: ScaleStrides, allowed: &'static str) -> TensorError {
     let ScaleStrides { sequence, batch, row, key_head: head, .. } = strides;
     TensorError::ScaleStrides { tensor: operand.name(), sequence, batch, row, head, allowed }
-}
-
-fn check_extent(operand: Operand, actual: usize, needed: Option<usize>, errors: &mut Vec<TensorError>) {
-    let needed = needed.unwrap_or(usize::MAX);
-    if actual < needed {
-        errors.push(TensorError::TooShort { tensor: operand.name(), actual, needed });
-    }
 }
 
 /// Given scales are inputs, those that are computed outputs.

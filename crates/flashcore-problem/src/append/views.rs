@@ -1,9 +1,9 @@
 //! The numbers of an append, borrowed.
 
-use super::{AppendProblem, PositionType};
+use super::{AppendProblem, PositionType, Rotary};
 use crate::{
-    DType, Invalid, PositionNumbers, ScaleView, ScaleViewMut, Shape, Slot, Strides, TensorError, TensorView,
-    TensorViewMut,
+    DType, ElementType, Extent, InputViews, Invalid, Operand, OutputViews, PositionNumbers, Row, Shape, Slot, Strides,
+    TensorError, TensorView, TensorViewMut,
 };
 
 /// Positions of tokens in their sequences.
@@ -78,100 +78,6 @@ impl<'a> From<&'a [i64]> for Positions<'a> {
     }
 }
 
-/// Everything that an append reads.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct AppendInputs<'a> {
-    /// New keys.
-    pub key: TensorView<'a>,
-    /// New values.
-    pub value: TensorView<'a>,
-    /// Slot of each token; -1 skips it.
-    pub slot_mapping: &'a [i64],
-    /// Query rows; `None` without a query, and where the query output holds them (in place).
-    pub query: Option<TensorView<'a>>,
-    /// Position of each token, for the rotary embedding.
-    pub positions: Option<Positions<'a>>,
-    /// Cosines, `[max_position, dim / 2]`.
-    pub cos: Option<TensorView<'a>>,
-    /// Sines, `[max_position, dim / 2]`.
-    pub sin: Option<TensorView<'a>>,
-    /// Weights of the norm of the query, one for each column.
-    pub query_norm: Option<TensorView<'a>>,
-    /// Weights of the norm of the key, one for each column.
-    pub key_norm: Option<TensorView<'a>>,
-    /// The scale of keys in an FP8 cache, unless it is computed.
-    pub k_scale: Option<ScaleView<'a>>,
-    /// The scale of values in an FP8 cache, unless it is computed.
-    pub v_scale: Option<ScaleView<'a>>,
-}
-
-impl<'a> AppendInputs<'a> {
-    /// Keys and values, and nothing optional.
-    pub fn new(key: impl Into<TensorView<'a>>, value: impl Into<TensorView<'a>>, slot_mapping: &'a [i64]) -> Self {
-        Self {
-            key: key.into(),
-            value: value.into(),
-            slot_mapping,
-            query: None,
-            positions: None,
-            cos: None,
-            sin: None,
-            query_norm: None,
-            key_norm: None,
-            k_scale: None,
-            v_scale: None,
-        }
-    }
-
-    /// Adds the scale of keys.
-    #[must_use]
-    pub const fn with_k_scale(mut self, scale: ScaleView<'a>) -> Self {
-        self.k_scale = Some(scale);
-        self
-    }
-
-    /// Adds the scale of values.
-    #[must_use]
-    pub const fn with_v_scale(mut self, scale: ScaleView<'a>) -> Self {
-        self.v_scale = Some(scale);
-        self
-    }
-
-    /// Adds query rows that are not rotated in place.
-    #[must_use]
-    pub fn with_query(mut self, query: impl Into<TensorView<'a>>) -> Self {
-        self.query = Some(query.into());
-        self
-    }
-
-    /// Adds positions, cosines and sines.
-    #[must_use]
-    pub fn with_rotary(
-        mut self,
-        positions: impl Into<Positions<'a>>,
-        cos: impl Into<TensorView<'a>>,
-        sin: impl Into<TensorView<'a>>,
-    ) -> Self {
-        (self.positions, self.cos, self.sin) = (Some(positions.into()), Some(cos.into()), Some(sin.into()));
-        self
-    }
-
-    /// Adds the weights of the norm of the key.
-    #[must_use]
-    pub fn with_key_norm(mut self, weights: impl Into<TensorView<'a>>) -> Self {
-        self.key_norm = Some(weights.into());
-        self
-    }
-
-    /// Adds the weights of the norm of the query.
-    #[must_use]
-    pub fn with_query_norm(mut self, weights: impl Into<TensorView<'a>>) -> Self {
-        self.query_norm = Some(weights.into());
-        self
-    }
-}
-
 /// Place of the value cache.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ValueCache<'a> {
@@ -195,59 +101,6 @@ impl ValueCache<'_> {
                 TensorView { data: &memory.data[start..], ..memory }
             }
         }
-    }
-}
-
-/// Everything that an append writes.
-#[derive(Debug, PartialEq)]
-#[non_exhaustive]
-pub struct AppendOutputs<'a> {
-    /// The key cache.
-    pub key_cache: TensorViewMut<'a>,
-    /// The value cache.
-    pub value_cache: ValueCache<'a>,
-    /// The query output; it is read first where the inputs have no query.
-    pub query: Option<TensorViewMut<'a>>,
-    /// The scales of keys, where they are computed.
-    pub k_scale: Option<ScaleViewMut<'a>>,
-    /// The scales of values, where they are computed.
-    pub v_scale: Option<ScaleViewMut<'a>>,
-}
-
-impl<'a> AppendOutputs<'a> {
-    /// Two caches.
-    pub fn new(key_cache: impl Into<TensorViewMut<'a>>, value_cache: impl Into<TensorViewMut<'a>>) -> Self {
-        Self::of(key_cache.into(), ValueCache::Separate(value_cache.into()))
-    }
-
-    /// One memory for both caches: values begin `offset` elements past the first key.
-    pub fn interleaved(cache: impl Into<TensorViewMut<'a>>, offset: usize) -> Self {
-        Self::of(cache.into(), ValueCache::InKeyCache { offset })
-    }
-
-    const fn of(key_cache: TensorViewMut<'a>, value_cache: ValueCache<'a>) -> Self {
-        Self { key_cache, value_cache, query: None, k_scale: None, v_scale: None }
-    }
-
-    /// Adds the scales of keys, to be written.
-    #[must_use]
-    pub fn with_k_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
-        self.k_scale = Some(scale);
-        self
-    }
-
-    /// Adds the scales of values, to be written.
-    #[must_use]
-    pub fn with_v_scale(mut self, scale: ScaleViewMut<'a>) -> Self {
-        self.v_scale = Some(scale);
-        self
-    }
-
-    /// Adds the query output.
-    #[must_use]
-    pub fn with_query(mut self, query: impl Into<TensorViewMut<'a>>) -> Self {
-        self.query = Some(query.into());
-        self
     }
 }
 
@@ -281,67 +134,96 @@ impl Errors {
 }
 
 impl AppendProblem {
+    /// The operands of an append.
+    pub const OPERANDS: &'static [Row<Self>] = &[
+        Row::tensor(
+            Operand::Query,
+            |problem: &Self| problem.dtype.into(),
+            |problem| (problem.query_shape(), problem.strides.query),
+        )
+        .when(Self::has_query)
+        .optional(),
+        Row::tensor(
+            Operand::NewKey,
+            |problem: &Self| problem.dtype.into(),
+            |problem| (problem.key_shape(), problem.strides.key),
+        ),
+        Row::tensor(
+            Operand::NewValue,
+            |problem: &Self| problem.dtype.into(),
+            |problem| (problem.value_shape(), problem.strides.value),
+        ),
+        Row::vector(Operand::SlotMapping, |_| ElementType::I64, |problem: &Self| problem.tokens),
+        Row::vector(Operand::Positions, Self::position_element, |problem| problem.tokens).when(Self::has_rotary),
+        Row::at_least(Operand::Cos, |problem: &Self| problem.table_dtype().into(), Self::table_extent)
+            .when(Self::has_rotary),
+        Row::at_least(Operand::Sin, |problem: &Self| problem.table_dtype().into(), Self::table_extent)
+            .when(Self::has_rotary),
+        Row::at_least(Operand::QueryNorm, |problem: &Self| problem.dtype.into(), |problem| Some(problem.head_dim))
+            .when(|problem| problem.qk_norm.is_some() && problem.has_query()),
+        Row::at_least(Operand::KeyNorm, |problem: &Self| problem.dtype.into(), |problem| Some(problem.head_dim))
+            .when(|problem| problem.qk_norm.is_some()),
+        Row::tensor(
+            Operand::KeyCache,
+            |problem: &Self| problem.cache_dtype().into(),
+            |problem| (problem.key_cache_shape(), problem.strides.key_cache),
+        ),
+        Row::tensor(
+            Operand::ValueCache,
+            |problem: &Self| problem.cache_dtype().into(),
+            |problem| (problem.value_cache_shape(), problem.strides.value_cache),
+        ),
+        Row::tensor(
+            Operand::QueryOutput,
+            |problem: &Self| problem.dtype.into(),
+            |problem| (problem.query_shape(), problem.strides.query_output),
+        )
+        .when(Self::has_query),
+        Row::new(
+            Operand::KScale,
+            Extent::Strided(|problem: &Self, strides| strides.scales[1].extent_of_cache(problem.key_cache_shape())),
+        )
+        .when(|problem| problem.k_scale)
+        .written_if(|problem| problem.compute_scales),
+        Row::new(
+            Operand::VScale,
+            Extent::Strided(|problem: &Self, strides| strides.scales[2].extent_of_cache(problem.key_cache_shape())),
+        )
+        .when(|problem| problem.v_scale)
+        .written_if(|problem| problem.compute_scales),
+    ];
+
+    fn has_query(&self) -> bool {
+        self.query_heads > 0
+    }
+
+    fn has_rotary(&self) -> bool {
+        self.rotary.is_some()
+    }
+
+    fn position_element(&self) -> ElementType {
+        self.rotary.map_or(PositionType::I64, |rotary| rotary.positions).into()
+    }
+
+    fn table_extent(&self) -> Option<usize> {
+        self.rotary.map_or(Some(0), Rotary::table_extent)
+    }
+
     /// Nothing, or every mistake in the problem, else in its tensors.
-    pub fn validate_views(&self, inputs: &AppendInputs<'_>, outputs: &AppendOutputs<'_>) -> Result<(), Invalid> {
+    pub fn validate_views(&self, inputs: &InputViews<'_>, outputs: &OutputViews<'_>) -> Result<(), Invalid> {
         self.validate()?;
-        let mut errors = Errors(Vec::new());
-        let dtype = self.dtype;
-        let extent = |shape: Shape, strides: Strides| strides.extent(shape);
-        let strides = self.strides;
-        errors.tensor("key", inputs.key, dtype, extent(self.key_shape(), strides.key));
-        errors.tensor("value", inputs.value, dtype, extent(self.value_shape(), strides.value));
-        errors.count("slot_mapping", inputs.slot_mapping.len(), self.tokens);
-        let key_cache = extent(self.key_cache_shape(), strides.key_cache);
-        let value_cache = extent(self.value_cache_shape(), strides.value_cache);
-        let cache_dtype = self.cache_dtype();
-        errors.tensor("key_cache", outputs.key_cache.as_view(), cache_dtype, key_cache);
-        match &outputs.value_cache {
-            ValueCache::Separate(cache) => errors.tensor("value_cache", cache.as_view(), cache_dtype, value_cache),
-            ValueCache::InKeyCache { offset } => {
-                let end = value_cache.and_then(|elements| elements.checked_add(*offset));
-                errors.tensor("value_cache", outputs.key_cache.as_view(), cache_dtype, end);
-                if !self.is_interleaved_apart(*offset) {
-                    errors.0.push(TensorError::Overlap { tensor: "value_cache", other: "key_cache", offset: *offset });
-                }
-            }
+        let mut errors = Vec::new();
+        inputs.check_rows(Self::OPERANDS, self, &mut errors);
+        outputs.check_rows(Self::OPERANDS, self, &mut errors);
+        if let Some(offset) = outputs.value_offset.filter(|&offset| !self.is_interleaved_apart(offset)) {
+            errors.push(TensorError::Overlap { tensor: "value_cache", other: "key_cache", offset });
         }
-        let has_query = self.query_heads > 0;
-        errors.presence("query_output", has_query, outputs.query.is_some());
-        if let Some(query) = inputs.query {
-            errors.presence("query", has_query, true);
-            errors.tensor("query", query, dtype, extent(self.query_shape(), strides.query));
+        self.check_scales(inputs, outputs, &mut errors);
+        if errors.is_empty() {
+            let slots = inputs.slot_mapping.unwrap_or_default();
+            errors.extend(self.token_errors(slots, inputs.positions).next());
         }
-        if let Some(query) = &outputs.query {
-            errors.tensor("query_output", query.as_view(), dtype, extent(self.query_shape(), strides.query_output));
-        }
-        errors.presence("positions", self.rotary.is_some(), inputs.positions.is_some());
-        if let (Some(rotary), Some(positions)) = (self.rotary, inputs.positions) {
-            errors.count("positions", positions.len(), self.tokens);
-            if positions.position_type() != rotary.positions {
-                errors.0.push(TensorError::PositionType { expected: rotary.positions });
-            }
-        }
-        for (tensor, table) in [("cos", inputs.cos), ("sin", inputs.sin)] {
-            errors.presence(tensor, self.rotary.is_some(), table.is_some());
-            if let (Some(rotary), Some(table)) = (self.rotary, table) {
-                errors.tensor(tensor, table, self.table_dtype(), rotary.table_extent());
-            }
-        }
-        let norms = [
-            ("query_norm", inputs.query_norm, self.qk_norm.is_some() && has_query),
-            ("key_norm", inputs.key_norm, self.qk_norm.is_some()),
-        ];
-        for (tensor, weights, needed) in norms {
-            errors.presence(tensor, needed, weights.is_some());
-            if let (true, Some(weights)) = (needed, weights) {
-                errors.tensor(tensor, weights, dtype, Some(self.head_dim));
-            }
-        }
-        self.check_scales(inputs, outputs, &mut errors.0);
-        if errors.0.is_empty() {
-            errors.0.extend(self.token_errors(inputs.slot_mapping, inputs.positions).next());
-        }
-        if errors.0.is_empty() { Ok(()) } else { Err(errors.0.into()) }
+        Invalid::unless_empty(errors)
     }
 
     /// Slots that are neither in the cache nor -1, and positions that the rotary tables have no row for, of as many tokens

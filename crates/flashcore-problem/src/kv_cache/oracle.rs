@@ -49,7 +49,13 @@ pub fn kv_cache_oracle_with(
     for RowMove { from, to, position, sequence } in problem.key_moves(inputs) {
         for head in 0..problem.attention.key_heads {
             let start = problem.new_key.row_start(from.0, head, from.1);
-            let key = transformed(&tables, position, (attention.key, start), append.head_dim, inputs.key_norm);
+            let key = transformed(
+                &tables,
+                position,
+                (attention.key, start),
+                append.head_dim,
+                inputs.key_norm.unwrap_or_default(),
+            );
             let place =
                 |strides: Strides| CachePlace { start: strides.row_start(to.0, head, to.1), place: to, head, sequence };
             expected.add_key(place(strides.key), key, k_scales);
@@ -64,7 +70,13 @@ pub fn kv_cache_oracle_with(
     for RowMove { from, to, position, .. } in problem.query_moves(inputs) {
         for head in 0..shape.heads {
             let start = strides.query.row_start(from.0, head, from.1);
-            let row = transformed(&tables, position, (attention.query, start), shape.columns, inputs.query_norm);
+            let row = transformed(
+                &tables,
+                position,
+                (attention.query, start),
+                shape.columns,
+                inputs.query_norm.unwrap_or_default(),
+            );
             let start = to_strides.row_start(to.0, head, to.1);
             row.iter().enumerate().for_each(|(column, &(value, _))| query.set(start + column, value));
             expected.add_query(start, row);

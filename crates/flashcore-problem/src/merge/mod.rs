@@ -8,10 +8,12 @@
 mod oracle;
 mod state;
 
-pub use oracle::{MergeData, MergeExpected, merge_oracle};
+pub use oracle::{MergeExpected, merge_oracle};
 pub use state::StateMerge;
 
-use crate::{DType, Invalid, LseBase, ProblemError, Shape, Strides, TensorError, TensorView, TensorViewMut};
+use crate::{
+    DType, ElementType, InputViews, Invalid, LseBase, Operand, OutputViews, ProblemError, Row, Shape, Strides,
+};
 
 /// The most parts.
 pub const MOST_PARTS: usize = 256;
@@ -191,74 +193,38 @@ impl MergeProblem {
     }
 
     /// Nothing, or every mistake in the problem, else in its tensors.
-    pub fn validate_views(&self, inputs: &MergeInputs<'_>, outputs: &MergeOutputs<'_>) -> Result<(), Invalid> {
+    pub fn validate_views(&self, inputs: &InputViews<'_>, outputs: &OutputViews<'_>) -> Result<(), Invalid> {
         self.validate()?;
         let mut errors = Vec::new();
-        if inputs.parts.len() != self.num_parts {
-            errors.push(TensorError::WrongCount {
-                tensor: "parts",
-                actual: inputs.parts.len(),
-                needed: self.num_parts,
-            });
-        }
-        let mut check = |tensor, actual: usize, needed: Option<usize>| {
-            let needed = needed.unwrap_or(usize::MAX);
-            if actual < needed {
-                errors.push(TensorError::TooShort { tensor, actual, needed });
-            }
-        };
-        let MergeStrides { part, part_lse, output, lse } = self.strides;
-        for each in inputs.parts {
-            check("the output of a part", each.output.len(), part.extent(self.shape()));
-            check("the lse of a part", each.lse.len(), part_lse.extent(self.lse_shape()));
-        }
-        check("output", outputs.output.as_view().len(), output.extent(self.shape()));
-        if let Some(rows) = &outputs.lse {
-            check("lse", rows.len(), lse.extent(self.lse_shape()));
-        }
-        match (self.lse, outputs.lse.is_some()) {
-            (true, false) => errors.push(TensorError::Missing { tensor: "lse" }),
-            (false, true) => errors.push(TensorError::Unexpected { tensor: "lse" }),
-            _ => {}
-        }
-        let parts = inputs.parts.iter().map(|part| ("the output of a part", part.output.dtype, self.part_dtype));
-        for (tensor, actual, expected) in parts.chain([("output", outputs.output.dtype, self.dtype)]) {
-            if actual != expected {
-                errors.push(TensorError::DType { tensor, actual, expected });
-            }
-        }
-        if errors.is_empty() { Ok(()) } else { Err(errors.into()) }
+        inputs.check_rows(Self::OPERANDS, self, &mut errors);
+        outputs.check_rows(Self::OPERANDS, self, &mut errors);
+        Invalid::unless_empty(errors)
     }
-}
 
-/// One partial result.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MergePart<'a> {
-    /// Output of the part.
-    pub output: TensorView<'a>,
-    /// LSE of the part.
-    pub lse: &'a [f32],
-}
-
-impl<'a> MergePart<'a> {
-    /// A part.
-    pub fn new(output: impl Into<TensorView<'a>>, lse: &'a [f32]) -> Self {
-        Self { output: output.into(), lse }
-    }
-}
-
-/// Everything that a merge reads.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MergeInputs<'a> {
-    /// The parts, in the order in which they are merged.
-    pub parts: &'a [MergePart<'a>],
-}
-
-/// Everything that a merge writes.
-#[derive(Debug, PartialEq)]
-pub struct MergeOutputs<'a> {
-    /// The merged output.
-    pub output: TensorViewMut<'a>,
-    /// The merged LSE, where the problem has one.
-    pub lse: Option<&'a mut [f32]>,
+    /// The operands of a merge.
+    pub const OPERANDS: &'static [Row<Self>] = &[
+        Row::tensor(
+            Operand::PartOutputs,
+            |problem: &Self| problem.part_dtype.into(),
+            |problem| (problem.shape(), problem.strides.part),
+        )
+        .list(|problem| problem.num_parts),
+        Row::tensor(
+            Operand::PartLses,
+            |_| ElementType::F32,
+            |problem: &Self| (problem.lse_shape(), problem.strides.part_lse),
+        )
+        .list(|problem| problem.num_parts),
+        Row::tensor(
+            Operand::Output,
+            |problem: &Self| problem.dtype.into(),
+            |problem| (problem.shape(), problem.strides.output),
+        ),
+        Row::at_least(
+            Operand::Lse,
+            |_| ElementType::F32,
+            |problem: &Self| problem.strides.lse.extent(problem.lse_shape()),
+        )
+        .when(|problem| problem.lse),
+    ];
 }

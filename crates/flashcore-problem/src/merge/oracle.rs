@@ -1,7 +1,7 @@
 //! Oracle of a merge, in `f64`, and random parts.
 
-use super::{LseBase, MergeInputs, MergePart, MergeProblem};
-use crate::{DType, Invalid, Shape, SplitMix64, Strides, Tensor, TensorView};
+use super::{LseBase, MergeProblem};
+use crate::{DType, InputViews, Inputs, Invalid, Outputs, SplitMix64, Tensor, TensorView};
 
 /// Roundings of `f32` in one term and in what all terms share, beyond one for each part: the approximate power and
 /// logarithm, the quotient.
@@ -24,27 +24,30 @@ pub struct MergeExpected {
 /// # Panics
 ///
 /// When the tensors do not belong to the problem; see [`MergeProblem::validate_views`].
-pub fn merge_oracle(problem: &MergeProblem, inputs: &MergeInputs<'_>) -> Result<MergeExpected, Invalid> {
+pub fn merge_oracle(problem: &MergeProblem, inputs: &InputViews<'_>) -> Result<MergeExpected, Invalid> {
     problem.validate()?;
     let mut expected = MergeExpected { output: Vec::new(), lse: Vec::new() };
     for token in 0..problem.tokens {
         for head in 0..problem.heads {
-            merge_row(problem, inputs.parts, token, head, &mut expected);
+            merge_row(problem, inputs, token, head, &mut expected);
         }
     }
     Ok(expected)
 }
 
-fn merge_row(problem: &MergeProblem, parts: &[MergePart<'_>], token: usize, head: usize, expected: &mut MergeExpected) {
+fn merge_row(problem: &MergeProblem, inputs: &InputViews<'_>, token: usize, head: usize, expected: &mut MergeExpected) {
     let base = match problem.base {
         LseBase::Natural => core::f64::consts::E,
         LseBase::Two => 2.0,
     };
     let lse_start = problem.strides.part_lse.row_start(0, head, token);
     let start = problem.strides.part.row_start(0, head, token);
-    let counted: Vec<(f64, TensorView<'_>)> = parts
+    let lse = |view: TensorView<'_>| DType::F32.decode(&view.data[lse_start * 4..]);
+    let counted: Vec<(f64, TensorView<'_>)> = inputs
+        .part_lses
         .iter()
-        .map(|part| (f64::from(part.lse[lse_start]), part.output))
+        .map(lse)
+        .zip(inputs.part_outputs.iter())
         .filter(|(lse, _)| !lse.is_infinite())
         .collect();
     let largest = counted.iter().fold(f64::NEG_INFINITY, |largest, (lse, _)| largest.max(*lse));
@@ -67,7 +70,8 @@ fn merge_row(problem: &MergeProblem, parts: &[MergePart<'_>], token: usize, head
 
 impl MergeExpected {
     /// Nothing, or the first thing that is wrong with the outputs, which were poisoned before.
-    pub fn check(&self, problem: &MergeProblem, output: &Tensor, lse: Option<&[f32]>) -> Result<(), String> {
+    pub fn check(&self, problem: &MergeProblem, outputs: &Outputs) -> Result<(), String> {
+        let output = &outputs.output;
         let mut written = vec![false; output.len()];
         let mut next = self.output.iter();
         for (token, head) in rows(problem) {
@@ -91,7 +95,7 @@ impl MergeExpected {
         if let Some(index) = (0..output.len()).find(|&index| !written[index] && !output.is_poisoned(index)) {
             return Err(format!("element {index} between the rows of the output was written"));
         }
-        lse.map_or(Ok(()), |lse| self.check_lse(problem, lse))
+        outputs.lse.as_ref().map_or(Ok(()), |lse| self.check_lse(problem, lse))
     }
 
     fn check_lse(&self, problem: &MergeProblem, found: &[f32]) -> Result<(), String> {
@@ -122,58 +126,35 @@ fn rows(problem: &MergeProblem) -> impl Iterator<Item = (usize, usize)> {
     (0..problem.tokens).flat_map(move |token| (0..heads).map(move |head| (token, head)))
 }
 
-/// Owned parts of a merge, and outputs to be written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MergeData {
-    /// Output and LSE of each part.
-    pub parts: Vec<(Tensor, Vec<f32>)>,
-}
-
-impl MergeData {
+impl MergeProblem {
     /// Random parts. A third of them is empty, with an LSE of minus or plus infinity and poison for an output; some rows
     /// have nothing but empty parts. Gaps between rows are poisoned. Some logarithms are far apart.
-    pub fn random(problem: &MergeProblem, seed: u64) -> Self {
+    pub fn random(&self, seed: u64) -> Inputs {
         let mut random = SplitMix64::new(seed);
-        let poison =
-            |shape: Shape, strides: Strides, dtype| Tensor::poisoned(dtype, strides.extent(shape).unwrap_or(0));
-        let mut parts: Vec<(Tensor, Vec<f32>)> = (0..problem.num_parts)
-            .map(|_| {
-                let lse = problem.strides.part_lse.extent(problem.lse_shape()).unwrap_or(0);
-                let unread = f32::from_bits(DType::F32.poison() as u32);
-                (poison(problem.shape(), problem.strides.part, problem.part_dtype), vec![unread; lse])
-            })
-            .collect();
-        for (token, head) in rows(problem) {
+        let (strides, parts) = (self.strides, self.num_parts);
+        let output = Tensor::poisoned(self.part_dtype, strides.part.extent(self.shape()).unwrap_or(0));
+        let lse = Tensor::poisoned(DType::F32, strides.part_lse.extent(self.lse_shape()).unwrap_or(0));
+        let (mut outputs, mut lses) = (vec![output; parts], vec![lse; parts]);
+        for (token, head) in rows(self) {
             let all_empty = random.below(8) == 0;
             let level = [0.0, 10.0, -300.0, 5000.0][random.below(4)];
-            for (output, lse) in &mut parts {
-                let index = problem.strides.part_lse.row_start(0, head, token);
+            for (output, lse) in outputs.iter_mut().zip(&mut lses) {
+                let index = strides.part_lse.row_start(0, head, token);
                 if all_empty || random.below(3) == 0 {
-                    lse[index] = if random.below(2) == 0 { f32::NEG_INFINITY } else { f32::INFINITY };
+                    lse.set(index, if random.below(2) == 0 { f64::NEG_INFINITY } else { f64::INFINITY });
                     continue;
                 }
                 let spread = if random.below(8) == 0 { 200.0 } else { 3.0 };
-                lse[index] = (level + spread * random.normal()) as f32;
-                let start = problem.strides.part.row_start(0, head, token);
-                (start..start + problem.value_dim).for_each(|index| output.set(index, random.normal()));
+                lse.set(index, level + spread * random.normal());
+                let start = strides.part.row_start(0, head, token);
+                (start..start + self.value_dim).for_each(|index| output.set(index, random.normal()));
             }
         }
-        Self { parts }
+        Inputs { part_outputs: outputs, part_lses: lses, ..Inputs::default() }
     }
 
-    /// Views of the parts.
-    pub fn views(&self) -> Vec<MergePart<'_>> {
-        self.parts.iter().map(|(output, lse)| MergePart::new(output, lse)).collect()
-    }
-
-    /// An output full of poison.
-    pub fn poisoned_output(problem: &MergeProblem) -> Tensor {
-        Tensor::poisoned(problem.dtype, problem.strides.output.extent(problem.shape()).unwrap_or(0))
-    }
-
-    /// An LSE full of poison; empty where the problem has none.
-    pub fn poisoned_lse(problem: &MergeProblem) -> Vec<f32> {
-        let rows = if problem.lse { problem.strides.lse.extent(problem.lse_shape()).unwrap_or(0) } else { 0 };
-        vec![f32::from_bits(DType::F32.poison() as u32); rows]
+    /// Outputs full of poison.
+    pub fn poisoned(&self) -> Outputs {
+        Outputs::poisoned_rows(Self::OPERANDS, self)
     }
 }

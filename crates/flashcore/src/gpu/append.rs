@@ -3,8 +3,8 @@
 use flashcore_cuda::{CudaError, Stream};
 use flashcore_kernels::cache::{AppendPlan as KernelPlan, AppendSpec, AppendValues, QUANTIZE_WORDS, quantize_words};
 use flashcore_problem::{
-    AppendData, AppendInputs, AppendOutputs, AppendProblem, CacheMemory, Operand, Positions, ProblemError, Rotary,
-    ScaleSource, ScaleStrides, ScaleView, ScaleViewMut, Shape, Strides, TensorView, ValueCache, append_oracle_with,
+    AppendProblem, InputViews, Operand, OutputViews, ProblemError, Rotary, ScaleSource, ScaleStrides, ScaleView,
+    ScaleViewMut, Shape, Strides, TensorView, append_oracle_with,
 };
 use zerocopy::IntoBytes;
 
@@ -280,10 +280,10 @@ impl GpuAppend {
     pub(crate) fn run(
         &self,
         problem: &AppendProblem,
-        inputs: &AppendInputs<'_>,
-        outputs: AppendOutputs<'_>,
+        inputs: &InputViews<'_>,
+        outputs: OutputViews<'_>,
     ) -> Result<(), Error> {
-        if let ValueCache::InKeyCache { offset } = outputs.value_cache {
+        if let Some(offset) = outputs.value_offset {
             let size = problem.cache_dtype().size_bytes();
             let ([_, multiple], address) = (self.plan.cache_alignments(), (offset * size) as u64);
             if !address.is_multiple_of(multiple) {
@@ -307,31 +307,28 @@ fn run(
     operation: &Operation,
     plan: &KernelPlan,
     problem: &AppendProblem,
-    inputs: &AppendInputs<'_>,
-    outputs: AppendOutputs<'_>,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
 ) -> Result<(), CudaError> {
     if problem.tokens == 0 {
         return Ok(());
     }
     let stream = &operation.stream;
     let mut uploads = Uploads::new(stream);
-    let mut add = |view: Option<TensorView<'_>>| view.map_or(Ok(0), |view| uploads.add(view.data));
-    let AppendOutputs { key_cache, value_cache, query, k_scale, v_scale, .. } = outputs;
-    let key_cache_address = add(Some(key_cache.as_view()))?;
-    let value_cache_address = match &value_cache {
-        ValueCache::Separate(cache) => add(Some(cache.as_view()))?,
-        ValueCache::InKeyCache { offset } => key_cache_address + (offset * problem.cache_dtype().size_bytes()) as u64,
+    let mut add = |view: TensorView<'_>| if view.is_empty() { Ok(0) } else { uploads.add(view.data) };
+    let OutputViews { key_cache, value_cache, value_offset, query_output: query, k_scale, v_scale, .. } = outputs;
+    let key_cache_address = add(key_cache.as_view())?;
+    let value_cache_address = match value_offset {
+        None => add(value_cache.as_view())?,
+        Some(offset) => key_cache_address + (offset * problem.cache_dtype().size_bytes()) as u64,
     };
-    let query_output = add(query.as_ref().map(flashcore_problem::TensorViewMut::as_view))?;
+    let query_output = add(query.as_view())?;
     let mut values = AppendValues {
-        key: add(Some(inputs.key))?,
-        value: add(Some(inputs.value))?,
+        key: add(inputs.new_key)?,
+        value: add(inputs.new_value)?,
         key_cache: key_cache_address,
         value_cache: value_cache_address,
-        query: match inputs.query {
-            Some(query) => add(Some(query))?,
-            None => query_output,
-        },
+        query: if inputs.query.is_empty() { query_output } else { add(inputs.query)? },
         query_output,
         cos: add(inputs.cos)?,
         sin: add(inputs.sin)?,
@@ -340,12 +337,8 @@ fn run(
         tokens: problem.tokens as u64,
         ..AppendValues::default()
     };
-    values.slot_mapping = uploads.add(inputs.slot_mapping.as_bytes())?;
-    values.positions = match inputs.positions {
-        None => 0,
-        Some(Positions::I32(positions)) => uploads.add(positions.as_bytes())?,
-        Some(Positions::I64(positions)) => uploads.add(positions.as_bytes())?,
-    };
+    values.slot_mapping = uploads.add(inputs.bytes(Operand::SlotMapping).unwrap_or_default())?;
+    values.positions = inputs.bytes(Operand::Positions).map_or(Ok(0), |positions| uploads.add(positions))?;
     let mut tensors = AppendTensors::new(0, 0, 0, 0, 0);
     tensors.k_scale = upload_scale(&mut uploads, inputs.k_scale, k_scale.as_ref())?;
     tensors.v_scale = upload_scale(&mut uploads, inputs.v_scale, v_scale.as_ref())?;
@@ -359,10 +352,10 @@ fn run(
         scale.map_or(Ok(()), |scale| uploads.read(address, scale.data.as_mut_bytes()))?;
     }
     uploads.read(key_cache_address, key_cache.data)?;
-    if let ValueCache::Separate(cache) = value_cache {
-        uploads.read(value_cache_address, cache.data)?;
+    if value_offset.is_none() {
+        uploads.read(value_cache_address, value_cache.data)?;
     }
-    query.map_or(Ok(()), |query| uploads.read(query_output, query.data))
+    if query.data.is_empty() { Ok(()) } else { uploads.read(query_output, query.data) }
 }
 
 /// Copies a scale that is given, or one that is to be written, to the GPU.
@@ -395,20 +388,15 @@ impl Gpu {
         };
         let (kernel, _) = self.load(plan.key)?;
         let operation = Operation::new(kernel, &plan.template, self.stream.clone())?;
-        let data = AppendData::with_strays(&small, SEED);
-        let before = CacheMemory::poisoned(&small);
+        let data = small.random_with_strays(SEED);
+        let before = small.poisoned();
         let mut after = before.clone();
-        run(&operation, &plan, &small, &data.inputs(), after.outputs(&small))?;
-        let expected = match append_oracle_with(&small, &data.inputs(), before.scale_strides(&small)) {
+        run(&operation, &plan, &small, &data.views(), after.views_mut())?;
+        let expected = match append_oracle_with(&small, &data.views(), before.scale_strides(small.key_cache_shape())) {
             Ok(expected) => expected,
             Err(invalid) => return Ok(Some(invalid.to_string())),
         };
-        let judged = expected.with_computed_scales(before.scales(), after.scales()).and_then(|expected| {
-            expected.check_key_cache(&before.key_cache.data, &after.key_cache.data)?;
-            expected.check_value_cache(&before.value_cache.data, &after.value_cache.data)?;
-            expected.check_query(&before.query.data, &after.query.data)
-        });
-        Ok(judged.err())
+        Ok(expected.check(&before, &after).err())
     }
 }
 

@@ -2,9 +2,7 @@
 
 use flashcore_cuda::{CudaError, Stream, Workspace, fill_device};
 use flashcore_kernels::merge::{MergePlan as KernelPlan, MergeValues, UNWRITTEN};
-use flashcore_problem::{
-    MergeData, MergeInputs, MergeProblem, Operand, Problem, ProblemError, StateMerge, merge_oracle,
-};
+use flashcore_problem::{MergeProblem, Operand, Outputs, Problem, ProblemError, StateMerge, merge_oracle};
 use zerocopy::IntoBytes;
 
 use super::merge::{SEED, trial};
@@ -131,10 +129,11 @@ impl Gpu {
         };
         let (kernel, _) = self.load(plan.key)?;
         let operation = Operation::new(kernel, &plan.template, self.stream.clone())?;
-        let mut data = MergeData::random(&small, SEED);
+        let mut data = small.random(SEED);
         // A row that was not written counts as an empty one.
-        data.parts[1].1[1] = f32::NEG_INFINITY;
-        let [(mut output, mut lse), (part, mut part_lse)] = [data.parts[0].clone(), data.parts[1].clone()];
+        data.part_lses[1].set(1, f64::NEG_INFINITY);
+        let [mut output, part] = [data.part_outputs[0].clone(), data.part_outputs[1].clone()];
+        let [mut lse, mut part_lse] = [0, 1].map(|part| data.part_lses[part].to_elements::<f32>());
         part_lse[1] = f32::from_bits(UNWRITTEN);
         let mut uploads = Uploads::new(&self.stream);
         let [given, part] = [uploads.add(&output.data)?, uploads.add(&part.data)?];
@@ -153,9 +152,9 @@ impl Gpu {
         unsafe { operation.launch(&self.stream, plan.grid(small.tokens), &values.words()) }?;
         uploads.read(given, &mut output.data)?;
         uploads.read(given_lse, lse.as_mut_bytes())?;
-        let parts = data.views();
-        Ok(match merge_oracle(&small, &MergeInputs { parts: &parts }) {
-            Ok(expected) => expected.check(&small, &output, Some(&lse)).err(),
+        let outputs = Outputs { output, lse: Some(lse), ..Outputs::default() };
+        Ok(match merge_oracle(&small, &data.views()) {
+            Ok(expected) => expected.check(&small, &outputs).err(),
             Err(invalid) => Some(invalid.to_string()),
         })
     }

@@ -37,7 +37,7 @@ impl DeviceScale {
     pub const NONE: Self = Self { address: 0, strides: ScaleStrides::TENSOR };
 }
 
-/// What the device has of a kind of operand.
+/// Device type of a kind of operand.
 macro_rules! device {
     (Bias) => {
         DeviceBias

@@ -2,7 +2,7 @@
 
 use flashcore_cuda::{CudaError, Stream};
 use flashcore_kernels::merge::{MergePlan as KernelPlan, MergeSpec, MergeValues};
-use flashcore_problem::{MergeData, MergeInputs, MergeOutputs, MergeProblem, ProblemError, merge_oracle};
+use flashcore_problem::{InputViews, MergeProblem, OutputViews, ProblemError, merge_oracle};
 use zerocopy::IntoBytes;
 
 use super::Gpu;
@@ -174,8 +174,8 @@ impl GpuMerge {
     pub(crate) fn run(
         &self,
         problem: &MergeProblem,
-        inputs: &MergeInputs<'_>,
-        outputs: MergeOutputs<'_>,
+        inputs: &InputViews<'_>,
+        outputs: OutputViews<'_>,
     ) -> Result<(), Error> {
         Ok(run(&self.operation, &self.plan, problem, inputs, outputs)?)
     }
@@ -185,8 +185,8 @@ fn run(
     operation: &Operation,
     plan: &KernelPlan,
     problem: &MergeProblem,
-    inputs: &MergeInputs<'_>,
-    outputs: MergeOutputs<'_>,
+    inputs: &InputViews<'_>,
+    outputs: OutputViews<'_>,
 ) -> Result<(), CudaError> {
     if problem.tokens == 0 {
         return Ok(());
@@ -198,10 +198,10 @@ fn run(
     let part_stride = part.next_multiple_of(16);
     let part_lse = problem.strides.part_lse.extent(problem.lse_shape()).unwrap_or(0);
     let (mut stacked, mut stacked_lse) = (vec![0; part_stride * problem.num_parts], Vec::new());
-    for (target, source) in stacked.chunks_exact_mut(part_stride).zip(inputs.parts) {
-        target[..part].copy_from_slice(&source.output.data[..part]);
-        stacked_lse.extend_from_slice(source.lse[..part_lse].as_bytes());
+    for (target, source) in stacked.chunks_exact_mut(part_stride).zip(inputs.part_outputs.iter()) {
+        target[..part].copy_from_slice(&source.data[..part]);
     }
+    inputs.part_lses.iter().for_each(|lse| stacked_lse.extend_from_slice(&lse.data[..part_lse * size_of::<f32>()]));
     let output = uploads.add(outputs.output.data)?;
     let lse = outputs.lse.as_ref().map_or(Ok(0), |rows| uploads.add(rows.as_bytes()))?;
     let values = MergeValues {
@@ -238,14 +238,10 @@ impl Gpu {
         };
         let (kernel, _) = self.load(plan.key)?;
         let operation = Operation::new(kernel, &plan.template, self.stream.clone())?;
-        let data = MergeData::random(&small, SEED);
-        let parts = data.views();
-        let inputs = MergeInputs { parts: &parts };
-        let (mut output, mut lse) = (MergeData::poisoned_output(&small), MergeData::poisoned_lse(&small));
-        let outputs = MergeOutputs { output: (&mut output).into(), lse: small.lse.then_some(&mut lse[..]) };
-        run(&operation, &plan, &small, &inputs, outputs)?;
-        Ok(match merge_oracle(&small, &inputs) {
-            Ok(expected) => expected.check(&small, &output, small.lse.then_some(&lse)).err(),
+        let (inputs, mut outputs) = (small.random(SEED), small.poisoned());
+        run(&operation, &plan, &small, &inputs.views(), outputs.views_mut())?;
+        Ok(match merge_oracle(&small, &inputs.views()) {
+            Ok(expected) => expected.check(&small, &outputs).err(),
             Err(invalid) => Some(invalid.to_string()),
         })
     }

@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Arch, Compare, Kernel, Op, Operand, Type, VerifiedKernel};
 use flashcore_kernels::merge::MergePlan;
-use flashcore_problem::{DType, MergeData, MergeProblem};
+use flashcore_problem::{DType, Inputs, MergeProblem};
 
 use super::addressing::capped;
 use super::catalogue::{Mutation, is_compare, is_select, mutations, take_second};
@@ -65,7 +65,7 @@ fn weights_in_base_two(kernel: &mut Kernel) -> usize {
 pub(super) struct MergeTrial {
     problem: MergeProblem,
     plan: MergePlan,
-    data: MergeData,
+    data: Inputs,
 }
 
 impl MergeTrial {
@@ -77,7 +77,7 @@ impl MergeTrial {
 
     fn new(problem: MergeProblem) -> Result<Self, MutantsError> {
         let plan = MergePlan::new(&problem, ARCH).map_err(MutantsError::Refused)?;
-        let data = MergeData::random(&problem, 0);
+        let data = problem.random(0);
         Ok(Self { problem, plan, data })
     }
 
