@@ -9,7 +9,6 @@ A build whose structs differ brings the flashcore_ctypes.py of its commit.
 """
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import math
@@ -20,7 +19,6 @@ from pathlib import Path
 import torch
 from gpu import TORCH_DTYPES, capture, problems, replay, state
 
-MASK_WINDOW = 2
 TOP_LEFT, BOTTOM_RIGHT = 0, 1
 # Batch, query heads, key heads, queries, keys, head dim.
 DECODE = [
@@ -65,22 +63,13 @@ class Build:
     def call(self, shape, dtype, window, alignment, tensors):
         """A function that launches the problem on the current stream."""
         batch, heads, key_heads, queries, keys, dim = shape
-        library, problem = self.flashcore.library, self.binding.Problem()
-        number = self.binding.DTYPES[dtype]
-        self.flashcore.check(library.flashcore_problem_init(ctypes.byref(problem), batch, heads, queries, dim, number))
-        problem.key_heads, problem.key_length, problem.alignment = key_heads, keys, alignment
-        if window:
-            left, right = window
-            problem.mask = MASK_WINDOW if left is not None else self.binding.MASK_CAUSAL
-            problem.window_left, problem.window_right = (-1 if left is None else left), right
-        plan = ctypes.c_void_p()
-        arguments = (ctypes.byref(problem), self.binding.DEVICE_CUDA, 0, None, ctypes.byref(plan))
-        self.flashcore.check(library.flashcore_plan_create_with_config(*arguments))
+        shapes = (batch, heads, queries, dim), (batch, key_heads, keys, dim)
+        plan = self.flashcore.plan(*shapes, dtype, window=window, alignment=alignment)
         addresses = [tensor.data_ptr() for tensor in tensors]
 
         def launch():
             stream = torch.cuda.current_stream().cuda_stream
-            self.flashcore.check(library.flashcore_plan_launch(plan, stream, *addresses, None))
+            plan.launch(stream, *addresses)
 
         return launch
 

@@ -19,7 +19,7 @@ SCALARS = {
     "double": ctypes.c_double,
     "float": ctypes.c_float,
 }
-# Operands by their names in flashcore_tensors_t; all of them 32-bit integers on the device.
+# Operands by their names; all of them 32-bit integers on the device.
 OPERANDS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k", "page_table", "kv_batch_idx")
 SCALES = ("q_scale", "k_scale", "v_scale")
 
@@ -66,16 +66,16 @@ class Flashcore:
     def __init__(self, path, header=HEADER, device="cuda"):
         self.device = device
         self.structs, self.constants = parse_header(Path(header).read_text(encoding="utf-8"))
-        self.problem, self.tensors = self.structs["flashcore_problem_t"], self.structs["flashcore_tensors_t"]
+        self.problem, self.tensor = self.structs["flashcore_attention_problem_t"], self.structs["flashcore_tensor_t"]
         self.library = ctypes.CDLL(path) if path else None
         self.plans = {}
         for name, result, arguments in (
             ("version", c_char_p, []),
             ("last_error", c_char_p, []),
-            ("problem_init", c_int32, [POINTER(self.problem)] + [c_uint64] * 4 + [c_int32]),
-            ("plan_create_with_config", c_int32, [POINTER(self.problem), c_int32, c_int32, c_char_p, POINTER(c_void_p)]),
-            ("plan_launch_tensors", c_int32, [c_void_p, c_void_p, POINTER(self.tensors)]),
-            ("plan_run_tensors", c_int32, [c_void_p, POINTER(self.tensors)]),
+            ("attention_problem_init", c_int32, [POINTER(self.problem)] + [c_uint64] * 4 + [c_int32]),
+            ("plan_create", c_int32, [c_void_p, c_int32, c_int32, c_char_p, POINTER(c_void_p)]),
+            ("run", c_int32, [c_void_p, POINTER(self.tensor), c_uint64]),
+            ("launch", c_int32, [c_void_p, c_void_p, POINTER(self.tensor), c_uint64]),
             ("plan_workspace_bytes", c_uint64, [c_void_p]),
             ("plan_describe", c_char_p, [c_void_p]),
             ("plan_destroy", c_int32, [c_void_p]),
@@ -96,11 +96,10 @@ class Flashcore:
     def fill(self, problem, fields):
         """Sets fields by name; those of an operand or a size that the header does not have are refused."""
         present = {name: kind for name, kind in self.problem._fields_}
-        operands = {name for name, _ in self.tensors._fields_}
         for name, value in fields.items():
             if name in present and value is not None:
                 setattr(problem, name, value)
-            elif value is not None and not (name in OPERANDS and name in operands):
+            elif value is not None and not (name in OPERANDS and f"FLASHCORE_{name.upper()}" in self.constants):
                 raise Refused(f"flashcore.h of this build has no {name}")
 
     def plan(
@@ -147,8 +146,7 @@ class Flashcore:
             if other:
                 sizes[name] = constant[f"FLASHCORE_DTYPE_{other.upper()}"]
         number = constant[f"FLASHCORE_DTYPE_{dtype.upper()}"]
-        self.check(self.library.flashcore_problem_init(byref(problem), batch, heads, max_q, dim, number))
-        problem.struct_size = ctypes.sizeof(problem)
+        self.check(self.library.flashcore_attention_problem_init(byref(problem), batch, heads, max_q, dim, number))
         problem.key_heads, problem.key_length, problem.lse = kv_heads, max_k, int(lse)
         problem.layout = constant["FLASHCORE_LAYOUT_BSHD"]
         problem.alignment = constant["FLASHCORE_ALIGNMENT_BOTTOM_RIGHT"]
@@ -157,7 +155,7 @@ class Flashcore:
         handle = c_void_p()
         name = config.encode() if config else None
         device = constant[f"FLASHCORE_DEVICE_{self.device.upper()}"]
-        self.check(self.library.flashcore_plan_create_with_config(byref(problem), device, 0, name, byref(handle)))
+        self.check(self.library.flashcore_plan_create(byref(problem), device, 0, name, byref(handle)))
         self.plans[key] = Plan(self, handle, key)
         return self.plans[key]
 
@@ -168,27 +166,37 @@ class Flashcore:
         """
         import torch
 
-        tensors = self.tensors(struct_size=ctypes.sizeof(self.tensors))
-        pointers = {"query": q, "key": k, "value": v, "output": out, "lse": lse, **operands}
-        known = {name for name, _ in self.tensors._fields_}
-        for name, tensor in pointers.items():
-            if tensor is None:
-                continue
-            if name not in known:
-                raise Refused(f"flashcore.h of this build has no operand {name}")
-            setattr(tensors, name, tensor.data_ptr())
-        for name, scale in (scales or {}).items():
-            field = getattr(tensors, name)
-            field.data = scale.data_ptr()
-            for stride, dimension in (("key_head", 1), ("sequence", 2)):
+        given = {"query": q, "key": k, "value": v, "output": out, "lse": lse, **operands, **(scales or {})}
+        entries = [self.entry(name, tensor) for name, tensor in given.items() if tensor is not None]
+        for entry, scale in zip(entries[len(entries) - len(scales or {}) :], (scales or {}).values()):
+            # strides[3] is from one KV head to the next, strides[0] from one sequence to the next.
+            for stride, dimension in ((3, 1), (0, 2)):
                 if scale.dim() >= dimension:
-                    setattr(field.strides, stride, scale.stride(-dimension))
+                    entry.strides[stride] = scale.stride(-dimension)
         if self.device == "cpu":
-            return self.check(self.library.flashcore_plan_run_tensors(plan.handle, byref(tensors)))
+            return self.check(self.library.flashcore_run(plan.handle, self.list(entries), len(entries)))
         if plan.workspace is None:
             words = math.ceil(self.library.flashcore_plan_workspace_bytes(plan.handle) / 4)
             plan.workspace = torch.zeros(words, dtype=torch.int32, device="cuda")
         if plan.workspace.numel():
-            tensors.workspace = plan.workspace.data_ptr()
+            entries.append(self.entry("workspace", plan.workspace))
         stream = torch.cuda.current_stream().cuda_stream if stream is None else stream
-        self.check(self.library.flashcore_plan_launch_tensors(plan.handle, stream, byref(tensors)))
+        self.check(self.library.flashcore_launch(plan.handle, stream, self.list(entries), len(entries)))
+
+    def entry(self, name, tensor):
+        """A tensor of a call."""
+        number = self.constants.get(f"FLASHCORE_{name.upper()}")
+        if number is None:
+            raise Refused(f"flashcore.h of this build has no operand {name}")
+        kinds = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2", "bfloat16": "BF16", "uint32": "I32"}
+        kind = str(tensor.dtype).replace("torch.", "")
+        dtype = self.constants["FLASHCORE_DTYPE_" + kinds.get(kind, kind.replace("float", "F").replace("int", "I"))]
+        if tensor.numel():
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        else:
+            extent = 0
+        return self.tensor(number, dtype, tensor.data_ptr(), extent * tensor.element_size())
+
+    def list(self, entries):
+        """Tensors one after the other, as a call takes them."""
+        return (self.tensor * len(entries))(*entries)

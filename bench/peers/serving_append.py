@@ -4,7 +4,6 @@ PyTorch has no such operation. "torch" is what a program writes without one: an 
 and `index_copy_`, ten kernels or so in one graph, a baseline and no rival. "torch-compiled" is the same under torch.compile.
 """
 
-import ctypes
 import math
 from ctypes import POINTER, byref, c_int32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -95,48 +94,39 @@ def plain(tensors):
 
 
 class AppendPlan:
-    """A plan of flashcore_append_*; `flashcore` is the loaded library."""
+    """A plan of an append; `flashcore` is the loaded library."""
 
     def __init__(self, flashcore, tokens, num_pages):
         self.flashcore, self.library = flashcore, flashcore.library
-        problem_t, self.tensors_t = (flashcore.structs[f"flashcore_append_{name}_t"] for name in ("problem", "tensors"))
-        for name, arguments in (
-            ("problem_init", [POINTER(problem_t)] + [c_uint64] * 6 + [c_int32]),
-            ("create", [POINTER(problem_t), c_int32, c_int32, POINTER(c_void_p)]),
-            ("launch", [c_void_p, c_void_p, POINTER(self.tensors_t)]),
-            ("destroy", [c_void_p]),
-        ):
-            function = getattr(self.library, f"flashcore_append_{name}")
-            function.restype, function.argtypes = c_int32, arguments
+        problem_t = flashcore.structs["flashcore_append_problem_t"]
+        init = self.library.flashcore_append_problem_init
+        init.restype, init.argtypes = c_int32, [POINTER(problem_t)] + [c_uint64] * 6 + [c_int32]
         constant, problem = flashcore.constants, problem_t()
         sizes = tokens, HEADS, KV_HEADS, DIM, num_pages, PAGE
-        flashcore.check(
-            self.library.flashcore_append_problem_init(byref(problem), *sizes, constant["FLASHCORE_DTYPE_BF16"])
-        )
-        problem.rotary, problem.rotary_dim = constant["FLASHCORE_ROTARY_NEOX"], DIM
-        problem.max_position, problem.table_stride = MAX_POSITION, DIM // 2
-        problem.table_dtype, problem.position_bits = constant["FLASHCORE_DTYPE_BF16"], 64
+        flashcore.check(init(byref(problem), *sizes, constant["FLASHCORE_DTYPE_BF16"]))
+        problem.rotary.style, problem.rotary.dim = constant["FLASHCORE_ROTARY_NEOX"], DIM
+        problem.rotary.max_position, problem.rotary.table_stride = MAX_POSITION, DIM // 2
         self.handle = c_void_p()
         device = constant["FLASHCORE_DEVICE_CUDA"]
-        flashcore.check(self.library.flashcore_append_create(byref(problem), device, 0, byref(self.handle)))
+        flashcore.check(self.library.flashcore_plan_create(byref(problem), device, 0, None, byref(self.handle)))
 
     def call(self, tensors):
-        """A launch on the current stream. The struct is filled once, as an engine does."""
-        struct = self.tensors_t(struct_size=ctypes.sizeof(self.tensors_t))
-        for name in OPERANDS:
-            setattr(struct, name, getattr(tensors, name).data_ptr())
+        """A launch on the current stream. The list is filled once, as an engine does."""
+        names = {"key": "new_key", "value": "new_value"}
+        entries = [self.flashcore.entry(names.get(name, name), getattr(tensors, name)) for name in OPERANDS]
+        given = self.flashcore.list(entries)
 
         def launch():
             stream = torch.cuda.current_stream().cuda_stream
-            self.flashcore.check(self.library.flashcore_append_launch(self.handle, stream, byref(struct)))
+            self.flashcore.check(self.library.flashcore_launch(self.handle, stream, given, len(entries)))
 
-        # The struct has addresses only; these keep the memory and the plan.
+        # The list has addresses only; these keep the memory and the plan.
         launch.keeps = tensors, self
         return launch
 
     def __del__(self):
         if getattr(self, "handle", None):
-            self.library.flashcore_append_destroy(self.handle)
+            self.library.flashcore_plan_destroy(self.handle)
 
 
 def complaint(before, after):

@@ -1,10 +1,9 @@
-"""Append + RoPE inside of the decode launch (flashcore_kvcache_*): one launch, two launches, and decode alone.
+"""Append + RoPE inside of the decode launch: one launch, two launches, and decode alone.
 
 Decode alone attends the same keys and does not append: the difference is the cost of the append. Two launches are the same
 plan made with FLASHCORE_FUSED_APPEND=off. Results of one launch and of two must have the same bits.
 """
 
-import ctypes
 import math
 import os
 from ctypes import POINTER, byref, c_int32, c_uint64, c_void_p
@@ -36,75 +35,62 @@ def cases(quick):
 
 
 class KvCachePlan:
-    """A plan of flashcore_kvcache_*, made with the append inside of the launch or ahead of it."""
+    """A plan of a growing KV cache, made with the append inside of the launch or ahead of it."""
 
     def __init__(self, flashcore, case, kv, fused):
         self.flashcore, self.library = flashcore, flashcore.library
-        problem_t, self.tensors_t = (flashcore.structs[f"flashcore_kvcache_{name}_t"] for name in ("problem", "tensors"))
-        for name, arguments in (
-            ("problem_init", [POINTER(problem_t), POINTER(flashcore.problem), c_uint64]),
-            ("create", [POINTER(flashcore.problem), POINTER(problem_t), c_int32, c_int32, POINTER(c_void_p)]),
-            ("launch", [c_void_p, c_void_p, POINTER(flashcore.tensors), POINTER(self.tensors_t)]),
-            ("workspace_bytes", [c_void_p]),
-            ("destroy", [c_void_p]),
-        ):
-            function = getattr(self.library, f"flashcore_kvcache_{name}")
-            function.restype, function.argtypes = c_int32, arguments
-        self.library.flashcore_kvcache_workspace_bytes.restype = c_uint64
+        problem_t = flashcore.structs["flashcore_kvcache_problem_t"]
+        init = self.library.flashcore_kvcache_problem_init
+        init.restype, init.argtypes = c_int32, [POINTER(problem_t), POINTER(flashcore.problem), c_uint64]
         constant, attention, problem = flashcore.constants, flashcore.problem(), problem_t()
         bf16 = constant["FLASHCORE_DTYPE_BF16"]
-        flashcore.check(self.library.flashcore_problem_init(byref(attention), case.batch, HEADS, 1, DIM, bf16))
-        attention.struct_size = ctypes.sizeof(attention)
+        flashcore.check(self.library.flashcore_attention_problem_init(byref(attention), case.batch, HEADS, 1, DIM, bf16))
         attention.key_heads, attention.key_length = KV_HEADS, kv.max_k
         attention.layout = constant["FLASHCORE_LAYOUT_BSHD"]
         table = kv.operands["page_table"]
         sizes = {"page_size": PAGE, "num_pages": kv.k.shape[0], "table_width": table.shape[1]}
         flashcore.fill(attention, {**sizes, "table_stride": table.stride(0), "seqused_k": 1, "page_table": 1})
-        flashcore.check(self.library.flashcore_kvcache_problem_init(byref(problem), byref(attention), 1))
-        problem.rotary, problem.rotary_dim = constant["FLASHCORE_ROTARY_NEOX"], DIM
-        problem.max_position, problem.table_stride, problem.table_dtype = MAX_POSITION, DIM // 2, bf16
+        flashcore.check(init(byref(problem), byref(attention), 1))
+        problem.rotary.style, problem.rotary.dim = constant["FLASHCORE_ROTARY_NEOX"], DIM
+        problem.rotary.max_position, problem.rotary.table_stride = MAX_POSITION, DIM // 2
         self.handle = c_void_p()
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = "on" if fused else "off"
         try:
             device = constant["FLASHCORE_DEVICE_CUDA"]
-            create = self.library.flashcore_kvcache_create
-            flashcore.check(create(byref(attention), byref(problem), device, 0, byref(self.handle)))
+            create = self.library.flashcore_plan_create
+            flashcore.check(create(byref(problem), device, 0, None, byref(self.handle)))
         finally:
             os.environ.pop(VARIABLE)
             if before is not None:
                 os.environ[VARIABLE] = before
 
     def call(self, tensors, out):
-        """A launch on the current stream. The structs are filled once, as an engine does."""
-        attention = self.flashcore.tensors(struct_size=ctypes.sizeof(self.flashcore.tensors))
-        append = self.tensors_t(struct_size=ctypes.sizeof(self.tensors_t))
-        for struct, names in ((attention, ATTENTION), (append, APPEND)):
-            for name in names:
-                setattr(struct, name, tensors[name].data_ptr())
-        attention.output = out.data_ptr()
+        """A launch on the current stream. The list is filled once, as an engine does."""
+        names = {"key": "key_cache", "value": "value_cache"}
+        entries = [self.flashcore.entry(names.get(name, name), tensors[name]) for name in OPERANDS]
+        entries.append(self.flashcore.entry("output", out))
         # A captured launch brings its own; those of one stream or graph may share it.
-        words = math.ceil(self.library.flashcore_kvcache_workspace_bytes(self.handle) / 4)
+        words = math.ceil(self.library.flashcore_plan_workspace_bytes(self.handle) / 4)
         workspace = torch.zeros(words, dtype=torch.int32, device="cuda")
         if words:
-            attention.workspace = workspace.data_ptr()
+            entries.append(self.flashcore.entry("workspace", workspace))
+        given = self.flashcore.list(entries)
 
         def launch():
             stream = torch.cuda.current_stream().cuda_stream
-            launched = self.library.flashcore_kvcache_launch(self.handle, stream, byref(attention), byref(append))
-            self.flashcore.check(launched)
+            self.flashcore.check(self.library.flashcore_launch(self.handle, stream, given, len(entries)))
 
-        # The structs have addresses only; these keep the memory and the plan.
+        # The list has addresses only; these keep the memory and the plan.
         launch.keeps = tensors, out, workspace, self
         return launch
 
     def __del__(self):
         if getattr(self, "handle", None):
-            self.library.flashcore_kvcache_destroy(self.handle)
+            self.library.flashcore_plan_destroy(self.handle)
 
 
-ATTENTION = ("query", "key", "value", "seqused_k", "page_table")
-APPEND = ("new_key", "new_value", "cos", "sin")
+OPERANDS = ("query", "key", "value", "seqused_k", "page_table", "new_key", "new_value", "cos", "sin")
 
 
 class Step:

@@ -1,23 +1,21 @@
-"""The C library by ctypes: structs of flashcore.h, functions with their argument types, and where the file is found.
-
-Structs here grow at their end like those of the header: `struct_size` tells the library which version it reads.
-"""
+"""The C library by ctypes: structs of flashcore.h, functions with their argument types, and where the file is found."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import Dict, NoReturn, Optional, Tuple
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from typing import Any, NoReturn, Optional
 
 from ._errors import FlashcoreError, of_status
 
-F16, BF16, F32, F64, E4M3, E5M2 = range(6)
+F16, BF16, F32, F64, E4M3, E5M2, I32, I64 = range(1, 9)
 MASK_NONE, MASK_CAUSAL, MASK_WINDOW = range(3)
 TOP_LEFT, BOTTOM_RIGHT = range(2)
 LAYOUT_STRIDED = 3
 CPU, CUDA = range(2)
+OPERATION_CONTINUE = 2
 ROTARY_NONE, ROTARY_NEOX, ROTARY_GPTJ = range(3)
 LSE_NATURAL, LSE_BASE_2 = range(2)
 
@@ -26,8 +24,24 @@ DTYPE_NAMES = {
     F16: "float16", BF16: "bfloat16", F32: "float32", F64: "float64", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2",
 }  # fmt: skip
 FLOAT8 = (E4M3, E5M2)
+# Types of operands: those of tensors, and integers.
+CODES: "dict[Any, int]" = {**{dtype: dtype for dtype in ITEM_BYTES}, "int32": I32, "int64": I64}
+OPERAND_BYTES = {**ITEM_BYTES, I32: 4, I64: 8}
 SCALES = ("q_scale", "k_scale", "v_scale")
-SCALE_STRIDES = ("sequence", "batch", "row", "key_head", "query_head")
+# Numbers of operands, from 1 on, and what takes the place of one.
+OPERANDS = {
+    name: number
+    for number, name in enumerate(
+        ["query", "key", "value", "output", "lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k"]
+        + ["kv_batch_idx", "page_table", "alibi_slopes", "sinks", "aux_f32", "aux_i32", "bias", *SCALES]
+        + ["new_key", "new_value", "slot_mapping", "positions", "cu_seqlens_k_new", "rotary_seqlens", "cos", "sin"]
+        + ["query_norm", "key_norm", "key_cache", "value_cache", "query_output", "part_outputs", "part_lses"],
+        1,
+    )
+}
+OPERANDS["workspace"] = -1
+# 64-bit words of flashcore_tensor_t: operand and type, address, bytes, five strides.
+TENSOR_WORDS = 8
 
 
 def _words(*names: str) -> list:
@@ -38,9 +52,10 @@ def _ints(*names: str) -> list:
     return [(name, c_int32) for name in names]
 
 
-def _scales(*names: str) -> "list[str]":
-    """Scales of FP8 tensors: the address of each, and its strides."""
-    return [word for name in names for word in (name, *(f"{name}.{dimension}" for dimension in SCALE_STRIDES))]
+class Base(Structure):
+    """flashcore_problem_t"""
+
+    _fields_ = [("operation", c_int32), ("struct_size", c_uint32)]
 
 
 class Strides(Structure):
@@ -50,39 +65,43 @@ class Strides(Structure):
 
 
 class Problem(Structure):
-    """flashcore_problem_t"""
+    """flashcore_attention_problem_t"""
 
     _fields_ = (
-        _words("struct_size", "batch", "query_heads", "key_heads", "query_length", "key_length", "head_dim", "value_dim")
+        [("base", Base)]
+        + _words("batch", "query_heads", "key_heads", "query_length", "key_length", "head_dim", "value_dim")
         + [("scale", c_double)]
-        + _ints("dtype", "mask", "alignment", "layout")
+        + _ints("dtype", "kv_dtype", "out_dtype", "layout", "mask", "alignment")
         + [("window_left", c_int64), ("window_right", c_int64), ("softcap", c_float)]
-        + _ints("alibi", "sinks", "bias", "seqused_k", "lse")
-        + [("reserved", c_int64)]
-        + [(f"{tensor}_strides", Strides) for tensor in ("query", "key", "value", "output")]
-        + _ints("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table")
+        + _ints("alibi", "sinks", "bias", "lse", "lse_base", "lse_without_sink", "cu_seqlens_q", "cu_seqlens_k")
+        + _ints("seqused_q", "seqused_k", "leftpad_k", "kv_batch_idx", "page_table", *SCALES)
         + _words("total_q", "total_k", "kv_batch", "page_size", "num_pages", "table_width", "table_stride")
-        + _ints("lse_base", "lse_without_sink")
+        + [(f"{tensor}_strides", Strides) for tensor in ("query", "key", "value", "output")]
         + [("score_mod", c_char_p), ("mask_mod", c_char_p)]
         + _words("aux_f32", "aux_i32")
-        + _ints("kv_dtype", "out_dtype", *SCALES, "reserved_scales")
     )
+
+
+class Rotary(Structure):
+    """flashcore_rotary_t"""
+
+    _fields_ = _ints("style", "table_dtype") + _words("dim", "max_position", "table_stride")
 
 
 class AppendProblem(Structure):
     """flashcore_append_problem_t"""
 
     _fields_ = (
-        _words("struct_size", "tokens", "query_heads", "key_heads", "head_dim", "value_dim", "num_pages", "page_size")
-        + _ints("dtype", "rotary")
-        + _words("rotary_dim", "max_position", "table_stride")
-        + _ints("table_dtype", "position_bits", "qk_norm")
+        [("base", Base)]
+        + _words("tokens", "query_heads", "key_heads", "head_dim", "value_dim", "num_pages", "page_size")
+        + _ints("dtype", "cache_dtype", "position_dtype", "qk_norm")
         + [("norm_eps", c_float)]
+        + _ints("k_scale", "v_scale", "compute_scales")
+        + [("rotary", Rotary)]
         + [
             (f"{tensor}_strides", Strides)
             for tensor in ("query", "query_output", "key", "value", "key_cache", "value_cache")
         ]
-        + _ints("cache_dtype", "k_scale", "v_scale", "compute_scales")
     )
 
 
@@ -90,14 +109,13 @@ class KvCacheProblem(Structure):
     """flashcore_kvcache_problem_t"""
 
     _fields_ = (
-        _words("struct_size", "new_length", "total_new")
-        + _ints("rotary", "rotary_seqlens")
-        + _words("rotary_dim", "max_position", "table_stride")
-        + _ints("table_dtype", "qk_norm")
+        [("base", Base), ("attention", Problem)]
+        + _words("new_length", "total_new")
+        + [("rotary", Rotary)]
+        + _ints("rotary_seqlens", "qk_norm")
         + [("norm_eps", c_float)]
-        + _ints("reserved")
+        + _ints("compute_scales")
         + [(f"{tensor}_strides", Strides) for tensor in ("new_key", "new_value")]
-        + _ints("compute_scales", "reserved_scales")
     )
 
 
@@ -105,91 +123,11 @@ class MergeProblem(Structure):
     """flashcore_merge_problem_t"""
 
     _fields_ = (
-        _words("struct_size", "num_parts", "tokens", "heads", "value_dim")
+        [("base", Base)]
+        + _words("num_parts", "tokens", "heads", "value_dim")
         + _ints("part_dtype", "dtype", "lse_base", "lse")
         + [(f"{tensor}_strides", Strides) for tensor in ("part", "part_lse", "output", "lse")]
     )
-
-
-# The other structs hold nothing but 64-bit words, so that calls fill them by index: name -> index of the word.
-DEVICE_TENSORS = {
-    name: index
-    for index, name in enumerate(
-        ["struct_size", "query", "key", "value", "output", "lse", "seqused_k", "alibi_slopes", "sinks", "bias"]
-        + [f"bias_strides.{dimension}" for dimension in ("batch", "head", "row", "key")]
-        + ["aux_f32", "aux_i32", "workspace"]
-        + ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table"]
-        + _scales(*SCALES)
-    )
-}
-APPEND_TENSORS = {
-    name: index
-    for index, name in enumerate(
-        ["struct_size", "key", "value", "key_cache", "value_cache", "slot_mapping", "query", "query_output"]
-        + ["positions", "cos", "sin", "query_norm", "key_norm", "tokens"]
-        + _scales("k_scale", "v_scale")
-    )
-}
-KVCACHE_TENSORS = {
-    name: index
-    for index, name in enumerate(
-        ["struct_size", "new_key", "new_value", "cu_seqlens_k_new", "rotary_seqlens", "cos", "sin"]
-        + ["query_norm", "key_norm"]
-    )
-}
-MERGE_TENSORS = {
-    name: index
-    for index, name in enumerate(
-        ["struct_size", "part", "part_lse", "part_stride", "part_lse_stride", "output", "lse"]
-        + ["second_part", "second_part_lse", "tokens"]
-    )
-}
-
-
-def _host(*names: str) -> "dict[str, int]":
-    """Words of a struct for host memory: an operand has two, its address and its bytes."""
-    places, next_word = {"struct_size": 0}, 1
-    for name in names:
-        places[name] = next_word
-        next_word += 1 if "." in name else 2
-    places[""] = next_word
-    return places
-
-
-INPUTS = _host(
-    *["query", "key", "value", "alibi_slopes", "sinks", "bias"],
-    *[f"bias_strides.{dimension}" for dimension in ("batch", "head", "row", "key")],
-    *["seqused_k", "aux_f32", "aux_i32", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx"],
-    "page_table",
-    *_scales(*SCALES),
-)
-OUTPUTS = _host("output", "lse")
-APPEND_INPUTS = _host(
-    "key", "value", "slot_mapping", "query", "positions", "cos", "sin", "query_norm", "key_norm",
-    *_scales("k_scale", "v_scale"),
-)
-APPEND_OUTPUTS = _host("key_cache", "value_cache", "value.offset", "query", *_scales("k_scale", "v_scale"))
-KVCACHE_INPUTS = _host("cu_seqlens_k_new", "rotary_seqlens", "cos", "sin", "query_norm", "key_norm")
-KVCACHES = _host("key_cache", "value_cache", "value.offset", *_scales("k_scale", "v_scale"))
-MERGE_INPUTS = {"struct_size": 0, "part_outputs": 1, "part_lses": 2, "": 3}
-MERGE_OUTPUTS = _host("output", "lse")
-
-
-Words = Dict[str, int]
-
-
-def joined(*structs: "Tuple[Words, Dict[str, str]]") -> "Tuple[Words, Tuple[int, ...]]":
-    """Structs one after the other: the words of all of them, some under other names, and the number of words of each."""
-    words: Words = {}
-    sizes, start = [], 0
-    for table, names in structs:
-        size = table.get("", len(table))
-        for name, word in table.items():
-            if name not in ("", "struct_size"):
-                words[names.get(name, name)] = start + word
-        sizes.append(size)
-        start += size
-    return words, tuple(sizes)
 
 
 def path() -> str:
@@ -214,36 +152,16 @@ def _load(file: str) -> ctypes.CDLL:
         "status_name": (text, [status]),
         "version": (text, []),
         "configs": (text, []),
-        "problem_init_sized": (status, [POINTER(Problem)] + [word] * 5 + [c_int32]),
-        "plan_create_with_config": (status, [POINTER(Problem), c_int32, c_int32, text, POINTER(plan)]),
-        "plan_launch_tensors": (status, [plan, address, address]),
+        "attention_problem_init": (status, [POINTER(Problem)] + [word] * 4 + [c_int32]),
+        "append_problem_init": (status, [POINTER(AppendProblem)] + [word] * 6 + [c_int32]),
+        "kvcache_problem_init": (status, [POINTER(KvCacheProblem), POINTER(Problem), word]),
+        "merge_problem_init": (status, [POINTER(MergeProblem)] + [word] * 4 + [c_int32]),
+        "plan_create": (status, [address, c_int32, c_int32, text, POINTER(plan)]),
         "plan_workspace_bytes": (word, [plan]),
-        "plan_run_host": (status, [plan, address, address]),
         "plan_describe": (text, [plan]),
         "plan_destroy": (status, [plan]),
-        "append_problem_init_sized": (status, [POINTER(AppendProblem)] + [word] * 7 + [c_int32]),
-        "append_create": (status, [POINTER(AppendProblem), c_int32, c_int32, POINTER(plan)]),
-        "append_launch": (status, [plan, address, address]),
-        "append_run_host": (status, [plan, address, address]),
-        "append_destroy": (status, [plan]),
-        "kvcache_problem_init_sized": (status, [POINTER(KvCacheProblem), word, POINTER(Problem), word]),
-        "kvcache_create": (
-            status, [POINTER(Problem), POINTER(KvCacheProblem), c_int32, c_int32, POINTER(plan)],
-        ),
-        "kvcache_launch": (status, [plan, address, address, address]),
-        "kvcache_workspace_bytes": (word, [plan]),
-        "kvcache_run_host": (status, [plan, address, address, address, address]),
-        "kvcache_destroy": (status, [plan]),
-        "continue_create": (status, [POINTER(Problem), c_int32, c_int32, POINTER(plan)]),
-        "continue_launch": (status, [plan, address, address]),
-        "continue_workspace_bytes": (word, [plan]),
-        "continue_run_host": (status, [plan, address, address]),
-        "continue_destroy": (status, [plan]),
-        "merge_problem_init": (status, [POINTER(MergeProblem)] + [word] * 4 + [c_int32]),
-        "merge_create": (status, [POINTER(MergeProblem), c_int32, c_int32, POINTER(plan)]),
-        "merge_launch": (status, [plan, address, address]),
-        "merge_run_host": (status, [plan, address, address]),
-        "merge_destroy": (status, [plan]),
+        "run": (status, [plan, address, word]),
+        "launch": (status, [plan, address, address, word]),
     }
     for name, (result, arguments) in signatures.items():
         try:
@@ -265,10 +183,10 @@ def version() -> str:
     return LIBRARY.flashcore_version().decode()
 
 
-# Fields of the structs for host memory, and what the functions here call them.
-_FIELD = re.compile(r"\b(?:an entry of )?(?:inputs|outputs|caches)\.(\w+)")
+# Tensors of a call, and what the functions here call them.
+_FIELD = re.compile(r"\btensors\.(\w+)")
 _ARGUMENTS = {
-    "query": "q", "key": "k", "value": "v", "output": "out", "key_cache": "k_cache", "value_cache": "v_cache",
+    "query": "q", "key": "k", "value": "v", "new_key": "k", "new_value": "v", "output": "out", "key_cache": "k_cache", "value_cache": "v_cache",
     "query_norm": "q_norm", "key_norm": "k_norm", "part_outputs": "parts", "part_lses": "lses",
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Plans: a problem on a device, ready to be run, and the cache of them.
 
-A call finds its plan by one lookup of a tuple in a dict. The structs of a call are kept with the plan and used again:
+A call finds its plan by one lookup of a tuple in a dict. The tensors of a call are kept with the plan and used again:
 a call writes the addresses into them and nothing else.
 """
 
@@ -9,85 +9,54 @@ from __future__ import annotations
 import os
 import threading
 from ctypes import addressof, byref, c_uint64, c_void_p, cast
-from struct import Struct
 from typing import Any, Callable, Dict, Hashable, NamedTuple, Optional, Sequence, Tuple
 
 from . import _library as lib
 
-class Functions(NamedTuple):
-    """Functions of the library for one kind of plan."""
+class Operand(NamedTuple):
+    """A tensor of a call but its address."""
 
-    run_host: Any
-    launch: Any
-    destroy: Any
-    workspace_bytes: Any = None
-
-
-def _functions(kind: str, has_workspace: bool) -> Functions:
-    names = ["run_host", "launch_tensors" if kind == "plan" else "launch", "destroy"]
-    if has_workspace:
-        names.append("workspace_bytes")
-    return Functions(*(getattr(lib.LIBRARY, f"flashcore_{kind}_{name}") for name in names))
-
-
-ATTENTION, CONTINUE, KVCACHE = (_functions(kind, True) for kind in ("plan", "continue", "kvcache"))
-APPEND, MERGE = _functions("append", False), _functions("merge", False)
+    name: str
+    dtype: int
+    size: int  # bytes
+    strides: "Tuple[int, ...]" = ()  # of a bias, a scale, or the parts of a merge
 
 
 class Plan:
-    """A plan of the library with the words of its structs, for tensors in the host's memory or on the GPU.
+    """A plan of the library with the tensors of its calls, in the host's memory or on the GPU.
 
     `operands` are the names of the addresses that `run` takes, in order.
     """
 
     __slots__ = (
         "handle", "device", "ordinal", "operands", "workspace_bytes", "is_used", "is_captured", "problem",
-        "_call", "_destroy", "_words", "_template", "_structs", "_places", "_free", "_is_host", "_pack",
-        "out_shape",
+        "_call", "_words", "_template", "_places", "_free", "_is_host", "out_shape",
     )  # fmt: skip
 
     def __init__(
         self,
         handle: int,
         place: "Tuple[int, int]",
-        functions: Functions,
-        structs: "Tuple[lib.Words, Tuple[int, ...]]",
-        operands: "Sequence[Tuple[str, Optional[int]]]",
-        constants: "Dict[str, int]",
+        operands: "Sequence[Operand]",
         problem: Any = None,
         is_host: bool = True,
     ) -> None:
-        """`structs` are those of `lib.joined`, `operands` (name, bytes): host structs have the bytes after an address."""
         self.handle, (self.device, self.ordinal) = handle, place
-        self._destroy = functions.destroy
-        self._call = functions.run_host if is_host else functions.launch
+        self._call = lib.LIBRARY.flashcore_run if is_host else lib.LIBRARY.flashcore_launch
         self._is_host = is_host
-        words, sizes = structs
         entries = list(operands)
-        self.workspace_bytes = 0
-        if functions.workspace_bytes is not None and not is_host:
-            self.workspace_bytes = functions.workspace_bytes(handle)
-            if self.workspace_bytes:
-                entries.append(("workspace", self.workspace_bytes))
-        self.operands = tuple(name for name, _ in entries)
-        self._places = tuple(words[name] for name in self.operands)
+        self.workspace_bytes = 0 if is_host else lib.LIBRARY.flashcore_plan_workspace_bytes(handle)
+        if self.workspace_bytes:
+            entries.append(Operand("workspace", 0, self.workspace_bytes))
+        self.operands = tuple(operand.name for operand in entries)
+        self._places = tuple(lib.TENSOR_WORDS * index + 1 for index in range(len(entries)))
         self.is_used, self.is_captured = False, False
         self.problem = problem
         self.out_shape: Any = None
-        # Addresses side by side, as in a launch without further operands, are written by one call.
-        is_dense = self._places == tuple(range(1, len(entries) + 1))
-        self._pack = Struct(f"={len(entries)}Q").pack_into if is_dense else None
-        template = [0] * sum(sizes)
-        starts = [sum(sizes[:index]) for index in range(len(sizes))]
-        for start, size in zip(starts, sizes):
-            template[start] = 8 * size
-        for name, value in constants.items():
-            template[words[name]] = value
-        if is_host:
-            for name, size_of in entries:
-                if size_of is not None:
-                    template[words[name] + 1] = size_of
-        self._structs = tuple(starts)
+        template: "list[int]" = []
+        for name, dtype, size, strides in entries:
+            number = lib.OPERANDS[name] & 0xFFFFFFFF
+            template += [dtype << 32 | number, 0, size, *strides, *[0] * (lib.TENSOR_WORDS - 3 - len(strides))]
         self._words = c_uint64 * len(template)
         self._template = tuple(template)
         self._free: list = []
@@ -99,18 +68,14 @@ class Plan:
             entry = self._free.pop()
         except IndexError:
             words = self._words(*self._template)
-            first = addressof(words)
-            entry = (words, tuple(first + 8 * start for start in self._structs))
-        words, structs = entry
-        if self._pack is not None:
-            self._pack(words, 8, *addresses)
-        else:
-            for place, address in zip(self._places, addresses):
-                words[place] = address
+            entry = (words, (addressof(words), len(self.operands)))
+        words, tensors = entry
+        for place, address in zip(self._places, addresses):
+            words[place] = address
         if self._is_host:
-            status = self._call(self.handle, *structs)
+            status = self._call(self.handle, *tensors)
         else:
-            status = self._call(self.handle, stream, *structs)
+            status = self._call(self.handle, stream, *tensors)
         if status:
             lib.fail(status)
         self._free.append(entry)
@@ -126,7 +91,7 @@ class Plan:
         for place, name in zip(self._places, self.operands):
             places += [place, sources[name]]
         return (
-            cast(self._call, c_void_p).value, self.handle, self._structs if self._is_host else (-1, *self._structs),
+            cast(self._call, c_void_p).value, self.handle, not self._is_host,
             bytes(self._words(*self._template)), tuple(places), tuple(outputs), returns_tuple, self,
         )  # fmt: skip
 
@@ -138,7 +103,7 @@ class Plan:
         """Destroys the plan; no launch of it may be under way."""
         handle, self.handle = self.handle, 0
         if handle:
-            self._destroy(handle)
+            lib.LIBRARY.flashcore_plan_destroy(handle)
 
 
 class PlanCache:
@@ -251,18 +216,9 @@ def _c_int() -> Any:
 CACHE = PlanCache()
 
 
-def create(problem: lib.Problem, device: int, ordinal: int, config: "Optional[str]" = None) -> int:
-    """A plan of the library for a problem."""
+def create(problem: Any, device: int, ordinal: int, config: "Optional[str]" = None) -> int:
+    """A plan of the library for a problem of any operation."""
     handle = c_void_p()
     name = config.encode() if config else None
-    lib.check(
-        lib.LIBRARY.flashcore_plan_create_with_config(byref(problem), device, ordinal, name, byref(handle))
-    )
-    return handle.value or 0
-
-
-def create_continuation(problem: lib.Problem, place: "Tuple[int, int]") -> int:
-    """A plan of the library that continues from an output and an LSE."""
-    handle = c_void_p()
-    lib.check(lib.LIBRARY.flashcore_continue_create(byref(problem), *place, byref(handle)))
+    lib.check(lib.LIBRARY.flashcore_plan_create(byref(problem), device, ordinal, name, byref(handle)))
     return handle.value or 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import operator
-from ctypes import byref, sizeof
+from ctypes import byref
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _library as lib
 from ._errors import InvalidArgument, Unsupported
-from ._plans import ATTENTION, CONTINUE, Functions, Plan, create, create_continuation
+from ._plans import Operand, Plan, create
 
 
 class Tensor(NamedTuple):
@@ -202,7 +202,7 @@ def attention_plan(
 ) -> Plan:
     """Checks everything and makes the plan; its operands are query, key, value, output, lse, then `operands` in order."""
     problem = attention_problem(q, k, v, out, options, operands)
-    return plan_of(problem, q, k, v, out, options, operands, ATTENTION)
+    return plan_of(problem, q, k, v, out, options, operands)
 
 
 def continue_plan(
@@ -210,7 +210,8 @@ def continue_plan(
 ) -> Plan:
     """Like `attention_plan`; output and LSE are read and replaced."""
     problem = attention_problem(q, k, v, out, options, operands)
-    return plan_of(problem, q, k, v, out, options, operands, CONTINUE)
+    problem.base.operation = lib.OPERATION_CONTINUE
+    return plan_of(problem, q, k, v, out, options, operands)
 
 
 def attention_problem(
@@ -259,8 +260,8 @@ def attention_problem(
         batch = q.shape[0]
     problem = lib.Problem()
     lib.check(
-        lib.LIBRARY.flashcore_problem_init_sized(
-            byref(problem), sizeof(problem), batch, q.shape[-2], q.shape[-3], q.shape[-1], dtype
+        lib.LIBRARY.flashcore_attention_problem_init(
+            byref(problem), batch, q.shape[-2], q.shape[-3], q.shape[-1], dtype
         )
     )
     problem.key_heads, problem.value_dim = k.shape[-2], v.shape[-1]
@@ -348,10 +349,6 @@ def _check_bias(bias: Tensor, shape: "Tuple[int, ...]", device: "Tuple[int, int]
         raise check(f"bias has strides {tuple(bias.strides)}; they must not be negative: copy it")
 
 
-_HOST = lib.joined((lib.INPUTS, {}), (lib.OUTPUTS, {}))
-_DEVICE = lib.joined((lib.DEVICE_TENSORS, {}))
-
-
 def check_scale(name: str, scale: Tensor, tensor: Tensor, batch: int, key_heads: int) -> None:
     """Checks the scale of an FP8 tensor."""
     if tensor.dtype not in lib.FLOAT8:
@@ -374,43 +371,40 @@ def check_scale(name: str, scale: Tensor, tensor: Tensor, batch: int, key_heads:
         raise InvalidArgument(f"{name} has strides {tuple(scale.strides)}; they must not be negative: copy it")
 
 
-def scale_strides(name: str, scale: Tensor, query_heads: int, key_heads: int) -> "Dict[str, int]":
-    """The words of the strides of a scale."""
+def scale_strides(name: str, scale: Tensor, query_heads: int, key_heads: int) -> "Tuple[int, ...]":
+    """The strides of a scale: sequence, batch, row, key head, query head."""
     strides = [stride if size > 1 else 0 for size, stride in zip(scale.shape, scale.strides)]
-    words = dict.fromkeys(lib.SCALE_STRIDES, 0)
     if len(strides) == 3:
-        words["batch"], words["row"], words["key_head"] = strides
         if name == "q_scale":
-            words["query_head"] = strides[2]
-            words["key_head"] = strides[2] * (query_heads // max(key_heads, 1))
-    elif len(strides) == 2:
-        words["sequence"], words["key_head"] = strides
-    elif len(strides) == 1:
-        words["key_head"] = strides[0]
-    return {f"{name}.{dimension}": stride for dimension, stride in words.items()}
+            return (0, strides[0], strides[1], strides[2] * (query_heads // max(key_heads, 1)), strides[2])
+        return (0, *strides)
+    if len(strides) == 2:
+        return (strides[0], 0, 0, strides[1])
+    return (0, 0, 0, strides[0]) if strides else ()
 
 
-def constants_of(operands: "Dict[str, Tensor]", query_heads: int = 0, key_heads: int = 0) -> "Dict[str, int]":
-    """Words of the structs that are no addresses: the strides of a bias and of scales."""
-    constants: "Dict[str, int]" = {}
-    for name in lib.SCALES:
-        if name in operands:
-            constants.update(scale_strides(name, operands[name], query_heads, key_heads))
-    if "bias" in operands:
-        bias = operands["bias"]
-        for dimension, size, stride in zip(("batch", "head", "row", "key"), bias.shape, bias.strides):
-            constants[f"bias_strides.{dimension}"] = stride if size > 1 else 0
-    return constants
+def operand_of(name: str, tensor: Tensor, query_heads: int = 0, key_heads: int = 0) -> Operand:
+    """A tensor of a call; the strides of a bias and of scales come with it."""
+    dtype = lib.CODES[tensor.dtype]
+    strides: "Tuple[int, ...]" = ()
+    if name in lib.SCALES:
+        strides = scale_strides(name, tensor, query_heads, key_heads)
+    elif name == "bias":
+        strides = tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.strides))
+    return Operand(name, dtype, lib.OPERAND_BYTES[dtype] * extent(tensor.shape, tensor.strides), strides)
 
 
-def sizes_of(problem: lib.Problem, tensors: "Dict[str, Tensor]", has_lse: bool, operands: "Dict[str, Tensor]") -> "List[Tuple[str, int]]":
-    """Bytes of all operands: `tensors`, the LSE if there is one, then `operands`, whose elements have 4 bytes."""
-    items: Any = lib.ITEM_BYTES
-    sizes = [(name, items[tensor.dtype] * extent(tensor.shape, tensor.strides)) for name, tensor in tensors.items()]
+def operands_of_plan(
+    problem: lib.Problem, tensors: "Dict[str, Tensor]", has_lse: bool, operands: "Dict[str, Tensor]"
+) -> "List[Operand]":
+    """All tensors of a call: `tensors`, the LSE if there is one, then `operands`."""
+    made = [operand_of(name, tensor) for name, tensor in tensors.items()]
     if has_lse:
         rows = problem.total_q if problem.cu_seqlens_q else problem.batch * problem.query_length
-        sizes.append(("lse", 4 * rows * problem.query_heads))
-    return sizes + [(name, 4 * extent(tensor.shape, tensor.strides)) for name, tensor in operands.items()]
+        made.append(Operand("lse", lib.F32, 4 * rows * problem.query_heads))
+    return made + [
+        operand_of(name, tensor, problem.query_heads, problem.key_heads) for name, tensor in operands.items()
+    ]
 
 
 def plan_of(
@@ -421,16 +415,12 @@ def plan_of(
     out: Tensor,
     options: Options,
     operands: "Dict[str, Tensor]",
-    functions: Functions,
 ) -> Plan:
     """The plan of a problem whose fields are complete."""
     place = options.run_on or q.device
-    is_host = q.device[0] == lib.CPU
-    handle = create_continuation(problem, place) if functions is CONTINUE else create(problem, *place, options.config)
-    sizes = sizes_of(problem, {"query": q, "key": k, "value": v, "output": out}, options.lse, operands)
-    structs = _HOST if is_host else _DEVICE
-    constants = constants_of(operands, problem.query_heads, problem.key_heads)
-    return Plan(handle, place, functions, structs, sizes, constants, problem, is_host)
+    handle = create(problem, *place, options.config)
+    tensors = operands_of_plan(problem, {"query": q, "key": k, "value": v, "output": out}, options.lse, operands)
+    return Plan(handle, place, tensors, problem, q.device[0] == lib.CPU)
 
 
 def refuse(what: str, instead: str) -> Unsupported:

@@ -54,12 +54,12 @@ def measure(functions: "Dict[str, Callable[[], Any]]", batches: int) -> "Dict[st
 
 
 def library_call(plan: Plan, tensors: "List[torch.Tensor]") -> "Callable[[], Any]":
-    """The call of libflashcore alone, with a struct that is ready."""
+    """The call of libflashcore alone, with tensors that are ready."""
     plan.run([tensor.data_ptr() for tensor in tensors])
-    words, structs = plan._free.pop()  # no other call may write addresses into it
+    words, given = plan._free.pop()  # no other call may write addresses into it
 
     def call(function: Any = plan._call, handle: int = plan.handle, kept: Any = (words, tensors)) -> None:
-        function(handle, *structs)
+        function(handle, *given)
 
     return call
 
@@ -67,7 +67,7 @@ def library_call(plan: Plan, tensors: "List[torch.Tensor]") -> "Callable[[], Any
 def ctypes_call() -> "Callable[[], Any]":
     """A call by ctypes that does nothing, with as many arguments: what a call of libflashcore costs here beside itself."""
     function = ctypes.CDLL(None).memcmp
-    function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.restype, function.argtypes = ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
     structs = [0, 0, 0]
     return lambda: function(*structs)
 

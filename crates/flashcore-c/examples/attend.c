@@ -8,7 +8,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "flashcore.h"
 
@@ -64,8 +63,8 @@ int main(void)
     fill(&key[0][0][0][0], sizeof key, 1.1f);
     fill(&value[0][0][0][0], sizeof value, 0.3f);
 
-    flashcore_problem_t problem;
-    if (flashcore_problem_init(&problem, BATCH, HEADS, QUERIES, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
+    flashcore_attention_problem_t problem;
+    if (flashcore_attention_problem_init(&problem, BATCH, HEADS, QUERIES, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
         return fail("init");
     problem.key_heads = KEY_HEADS;
     problem.key_length = KEYS;
@@ -74,27 +73,18 @@ int main(void)
     problem.lse = 1;
 
     flashcore_plan_t *plan;
-    if (flashcore_plan_create(&problem, FLASHCORE_DEVICE_CPU, 0, &plan) != FLASHCORE_OK)
+    if (flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_CPU, 0, NULL, &plan) != FLASHCORE_OK)
         return fail("create");
     printf("flashcore %s: %s\n", flashcore_version(), flashcore_plan_describe(plan));
 
-    flashcore_inputs_t inputs;
-    memset(&inputs, 0, sizeof inputs);
-    inputs.struct_size = sizeof inputs;
-    inputs.query.data = query;
-    inputs.query.bytes = sizeof query;
-    inputs.key.data = key;
-    inputs.key.bytes = sizeof key;
-    inputs.value.data = value;
-    inputs.value.bytes = sizeof value;
-    flashcore_outputs_t outputs;
-    memset(&outputs, 0, sizeof outputs);
-    outputs.struct_size = sizeof outputs;
-    outputs.output.data = output;
-    outputs.output.bytes = sizeof output;
-    outputs.lse.data = lse;
-    outputs.lse.bytes = sizeof lse;
-    if (flashcore_plan_run_host(plan, &inputs, &outputs) != FLASHCORE_OK)
+    flashcore_tensor_t tensors[] = {
+        {FLASHCORE_QUERY, FLASHCORE_DTYPE_F32, query, sizeof query, {0}},
+        {FLASHCORE_KEY, FLASHCORE_DTYPE_F32, key, sizeof key, {0}},
+        {FLASHCORE_VALUE, FLASHCORE_DTYPE_F32, value, sizeof value, {0}},
+        {FLASHCORE_OUTPUT, FLASHCORE_DTYPE_F32, output, sizeof output, {0}},
+        {FLASHCORE_LSE, FLASHCORE_DTYPE_F32, lse, sizeof lse, {0}},
+    };
+    if (flashcore_run(plan, tensors, 5) != FLASHCORE_OK)
         return fail("run");
     double error = largest_error(problem.scale);
     printf("largest error %g\n", error);
@@ -102,11 +92,11 @@ int main(void)
         return 1;
 
     /* Wrong calls are told what is wrong. */
-    inputs.key.bytes -= 4;
-    if (flashcore_plan_run_host(plan, &inputs, &outputs) != FLASHCORE_INVALID_ARGUMENT)
+    tensors[1].bytes -= 4;
+    if (flashcore_run(plan, tensors, 5) != FLASHCORE_INVALID_ARGUMENT)
         return 1;
     printf("%s\n", flashcore_last_error());
-    if (flashcore_plan_launch(plan, NULL, query, key, value, output, NULL) != FLASHCORE_UNSUPPORTED)
+    if (flashcore_launch(plan, NULL, tensors, 5) != FLASHCORE_UNSUPPORTED)
         return 1;
     printf("%s\n", flashcore_last_error());
     if (flashcore_plan_destroy(plan) != FLASHCORE_OK || flashcore_plan_destroy(plan) != FLASHCORE_INVALID_PLAN)

@@ -43,7 +43,7 @@ try {
   for (std::size_t position = 0; position < LENGTH; position++)
     document[position] = static_cast<int32_t>(position / 70);
 
-  flashcore::Problem problem(1, HEADS, LENGTH, DIM, FLASHCORE_DTYPE_F32);
+  flashcore::AttentionProblem problem(1, HEADS, LENGTH, DIM, FLASHCORE_DTYPE_F32);
   problem.lse = 1;
   problem.set_score_mod("score + aux_f32[head] * (query - key)").set_mask_mod("documents && query >= key");
   problem.aux_f32 = slopes.size();
@@ -51,10 +51,11 @@ try {
 
   flashcore::Plan plan(problem, flashcore::Device::best());
   std::printf("%s\n", plan.describe().c_str());
-  flashcore::Inputs inputs(query, key, value);
-  inputs.aux_f32 = flashcore::bytes(slopes);
-  inputs.aux_i32 = flashcore::bytes(flashcore::View<const int32_t>(document));
-  plan.run(inputs, flashcore::Outputs(output, lse));
+  flashcore::Tensors tensors;
+  tensors.set(FLASHCORE_QUERY, query).set(FLASHCORE_KEY, key).set(FLASHCORE_VALUE, value);
+  tensors.set(FLASHCORE_AUX_F32, slopes).set(FLASHCORE_AUX_I32, document);
+  tensors.set(FLASHCORE_OUTPUT, output).set(FLASHCORE_LSE, lse);
+  plan.run(tensors);
 
   double largest = 0;
   for (std::size_t head = 0; head < HEADS; head++)
@@ -82,14 +83,10 @@ try {
   if (!(largest < 1e-4))
     return 1;
 
-  /* The struct of a launch, with addresses of the host's memory, gives the same. */
+  /* A plan that moved gives the same, in other memory. */
   std::vector<float> again(output.size()), again_lse(lse.size());
-  flashcore::Tensors tensors(query.data(), key.data(), value.data(), again.data());
-  tensors.lse = again_lse.data();
-  tensors.aux_f32 = slopes.data();
-  tensors.aux_i32 = document.data();
   flashcore::Plan moved = std::move(plan);
-  moved.run(tensors);
+  moved.run(tensors.set(FLASHCORE_OUTPUT, again).set(FLASHCORE_LSE, again_lse));
   if (again != output || again_lse != lse)
     return 1;
 

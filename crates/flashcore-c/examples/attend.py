@@ -7,58 +7,61 @@
 import array
 import ctypes
 import sys
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-DTYPE_F32, MASK_CAUSAL, LAYOUT_STRIDED = 2, 1, 3
+DTYPE_F32, MASK_CAUSAL, LAYOUT_STRIDED = 3, 1, 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
+QUERY, KEY, VALUE, OUTPUT = 1, 2, 3, 4
 
 
 class Strides(Structure):
     _fields_ = [(name, c_uint64) for name in ("batch", "head", "row")]
 
 
+class Base(Structure):
+    _fields_ = [("operation", c_int32), ("struct_size", c_uint32)]
+
+
 class Problem(Structure):
     _fields_ = (
-        [("struct_size", c_uint64)]
+        [("base", Base)]
         + [(name, c_uint64) for name in ("batch", "query_heads", "key_heads", "query_length", "key_length")]
-        + [("head_dim", c_uint64), ("value_dim", c_uint64), ("scale", c_double), ("dtype", c_int32)]
-        + [(name, c_int32) for name in ("mask", "alignment", "layout")]
-        + [("window_left", c_int64), ("window_right", c_int64)]
-        + [("softcap", c_float)]
-        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "seqused_k", "lse")]
-        + [("reserved", c_int64)]
+        + [("head_dim", c_uint64), ("value_dim", c_uint64), ("scale", c_double)]
+        + [(name, c_int32) for name in ("dtype", "kv_dtype", "out_dtype", "layout", "mask", "alignment")]
+        + [("window_left", c_int64), ("window_right", c_int64), ("softcap", c_float)]
+        + [(name, c_int32) for name in ("alibi", "sinks", "bias", "lse", "lse_base", "lse_without_sink")]
+        + [(name, c_int32) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")]
+        + [(name, c_int32) for name in ("kv_batch_idx", "page_table", "q_scale", "k_scale", "v_scale")]
+        + [(name, c_uint64) for name in ("total_q", "total_k", "kv_batch", "page_size", "num_pages")]
+        + [("table_width", c_uint64), ("table_stride", c_uint64)]
         + [(f"{name}_strides", Strides) for name in ("query", "key", "value", "output")]
+        + [("score_mod", c_char_p), ("mask_mod", c_char_p), ("aux_f32", c_uint64), ("aux_i32", c_uint64)]
     )
 
 
-class Bytes(Structure):
-    _fields_ = [("data", c_void_p), ("bytes", c_uint64)]
+class Tensor(Structure):
+    _fields_ = [
+        ("operand", c_int32), ("dtype", c_int32), ("data", c_void_p), ("bytes", c_uint64), ("strides", c_uint64 * 5)
+    ]  # fmt: skip
 
     @classmethod
-    def of(cls, numbers):
+    def of(cls, operand, numbers):
         address, count = numbers.buffer_info()
-        return cls(address, count * numbers.itemsize)
+        return cls(operand, DTYPE_F32, address, count * numbers.itemsize)
 
 
-class Inputs(Structure):
-    _fields_ = (
-        [("struct_size", c_uint64)]
-        + [(name, Bytes) for name in ("query", "key", "value", "alibi_slopes", "sinks", "bias")]
-        + [("bias_strides", c_uint64 * 4), ("seqused_k", Bytes)]
-    )
-
-
-class Outputs(Structure):
-    _fields_ = [("struct_size", c_uint64), ("output", Bytes), ("lse", Bytes)]
+def tensors(query, key, value, output):
+    given = zip((QUERY, KEY, VALUE, OUTPUT), (query, key, value, output))
+    return (Tensor * 4)(*(Tensor.of(operand, numbers) for operand, numbers in given)), 4
 
 
 def load(path):
     library = ctypes.CDLL(path)
     for text in ("last_error", "version", "configs", "plan_describe"):
         getattr(library, f"flashcore_{text}").restype = c_char_p
-    library.flashcore_problem_init.argtypes = [POINTER(Problem)] + [c_uint64] * 4 + [c_int32]
-    library.flashcore_plan_create_with_config.argtypes = [POINTER(Problem), c_int32, c_int32, c_char_p, c_void_p]
-    library.flashcore_plan_run_host.argtypes = [c_void_p, POINTER(Inputs), POINTER(Outputs)]
+    library.flashcore_attention_problem_init.argtypes = [POINTER(Problem)] + [c_uint64] * 4 + [c_int32]
+    library.flashcore_plan_create.argtypes = [POINTER(Problem), c_int32, c_int32, c_char_p, c_void_p]
+    library.flashcore_run.argtypes = [c_void_p, POINTER(Tensor), c_uint64]
     library.flashcore_plan_describe.argtypes = library.flashcore_plan_destroy.argtypes = [c_void_p]
     return library
 
@@ -73,13 +76,13 @@ def main(path):
     def plan(problem, kind, config=None):
         handle = c_void_p()
         name = config and config.encode()
-        check(library.flashcore_plan_create_with_config(byref(problem), kind, 0, name, byref(handle)))
+        check(library.flashcore_plan_create(byref(problem), kind, 0, name, byref(handle)))
         return handle
 
     # One batch, two heads, two rows of one column, [batch, row, head, column]: the strides of such a torch tensor are
     # `tensor.transpose(1, 2).stride()`.
     problem = Problem()
-    check(library.flashcore_problem_init(byref(problem), 1, 2, 2, 1, DTYPE_F32))
+    check(library.flashcore_attention_problem_init(byref(problem), 1, 2, 2, 1, DTYPE_F32))
     problem.mask, problem.layout = MASK_CAUSAL, LAYOUT_STRIDED
     for name in ("query", "key", "value", "output"):
         setattr(problem, f"{name}_strides", Strides(batch=4, head=1, row=2))
@@ -87,8 +90,7 @@ def main(path):
     print(library.flashcore_version().decode(), library.flashcore_plan_describe(handle).decode())
 
     zeros, values, output = array.array("f", [0] * 4), array.array("f", [1, 2, 3, 4]), array.array("f", [0] * 4)
-    inputs = Inputs(sizeof(Inputs), Bytes.of(zeros), Bytes.of(zeros), Bytes.of(values))
-    check(library.flashcore_plan_run_host(handle, byref(inputs), byref(Outputs(sizeof(Outputs), Bytes.of(output)))))
+    check(library.flashcore_run(handle, *tensors(zeros, zeros, values, output)))
     # The first row attends itself, the second both: the mean of 1 and 3, and of 2 and 4.
     assert list(output) == [1, 2, 2, 3], output
     check(library.flashcore_plan_destroy(handle))

@@ -112,8 +112,8 @@ int main(void)
                     values[b][j][k][c] = value_cache[page][j % PAGE][k][c] = next();
                 }
 
-    flashcore_problem_t attention;
-    if (flashcore_problem_init(&attention, BATCH, HEADS, 1, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
+    flashcore_attention_problem_t attention;
+    if (flashcore_attention_problem_init(&attention, BATCH, HEADS, 1, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
         return fail("init");
     attention.key_heads = KEY_HEADS;
     attention.key_length = LONGEST;
@@ -125,40 +125,31 @@ int main(void)
     attention.num_pages = PAGES;
     attention.table_width = PAGES_OF_A_SEQUENCE;
 
-    flashcore_kvcache_problem_t append;
-    if (flashcore_kvcache_problem_init(&append, &attention, 1) != FLASHCORE_OK)
+    flashcore_kvcache_problem_t problem;
+    if (flashcore_kvcache_problem_init(&problem, &attention, 1) != FLASHCORE_OK)
         return fail("init of the append");
-    append.rotary = FLASHCORE_ROTARY_NEOX;
-    append.rotary_dim = DIM;
-    append.max_position = LONGEST;
-    append.table_stride = DIM / 2;
+    problem.rotary.style = FLASHCORE_ROTARY_NEOX;
+    problem.rotary.dim = DIM;
+    problem.rotary.max_position = LONGEST;
+    problem.rotary.table_stride = DIM / 2;
 
-    flashcore_kvcache_t *plan;
-    if (flashcore_kvcache_create(&attention, &append, FLASHCORE_DEVICE_BEST, 0, &plan) != FLASHCORE_OK)
+    flashcore_plan_t *plan;
+    if (flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_BEST, 0, NULL, &plan) != FLASHCORE_OK)
         return fail("create");
 
-    flashcore_inputs_t inputs;
-    memset(&inputs, 0, sizeof inputs);
-    inputs.struct_size = sizeof inputs;
-    inputs.query = (flashcore_bytes_t){query, sizeof query};
-    inputs.key = (flashcore_bytes_t){new_key, sizeof new_key};
-    inputs.value = (flashcore_bytes_t){new_value, sizeof new_value};
-    inputs.seqused_k = (flashcore_bytes_t){lengths, sizeof lengths};
-    inputs.page_table = (flashcore_bytes_t){page_table, sizeof page_table};
-    flashcore_kvcache_inputs_t tables;
-    memset(&tables, 0, sizeof tables);
-    tables.struct_size = sizeof tables;
-    tables.cos = (flashcore_bytes_t){cosines, sizeof cosines};
-    tables.sin = (flashcore_bytes_t){sines, sizeof sines};
-    flashcore_kvcaches_t caches;
-    memset(&caches, 0, sizeof caches);
-    caches.struct_size = sizeof caches;
-    caches.key_cache = (flashcore_mut_bytes_t){key_cache, sizeof key_cache};
-    caches.value_cache = (flashcore_mut_bytes_t){value_cache, sizeof value_cache};
-    flashcore_outputs_t outputs;
-    memset(&outputs, 0, sizeof outputs);
-    outputs.struct_size = sizeof outputs;
-    outputs.output = (flashcore_mut_bytes_t){output, sizeof output};
+    const flashcore_tensor_t tensors[] = {
+        {FLASHCORE_QUERY, FLASHCORE_DTYPE_F32, query, sizeof query, {0}},
+        {FLASHCORE_NEW_KEY, FLASHCORE_DTYPE_F32, new_key, sizeof new_key, {0}},
+        {FLASHCORE_NEW_VALUE, FLASHCORE_DTYPE_F32, new_value, sizeof new_value, {0}},
+        {FLASHCORE_KEY_CACHE, FLASHCORE_DTYPE_F32, key_cache, sizeof key_cache, {0}},
+        {FLASHCORE_VALUE_CACHE, FLASHCORE_DTYPE_F32, value_cache, sizeof value_cache, {0}},
+        {FLASHCORE_SEQUSED_K, FLASHCORE_DTYPE_I32, lengths, sizeof lengths, {0}},
+        {FLASHCORE_PAGE_TABLE, FLASHCORE_DTYPE_I32, page_table, sizeof page_table, {0}},
+        {FLASHCORE_COS, FLASHCORE_DTYPE_F32, cosines, sizeof cosines, {0}},
+        {FLASHCORE_SIN, FLASHCORE_DTYPE_F32, sines, sizeof sines, {0}},
+        {FLASHCORE_OUTPUT, FLASHCORE_DTYPE_F32, output, sizeof output, {0}},
+    };
+    const uint64_t count = sizeof tensors / sizeof tensors[0];
 
     double largest = 0;
     for (int step = 0; step < STEPS; step++) {
@@ -166,7 +157,7 @@ int main(void)
         fill(&new_key[0][0][0][0], sizeof new_key);
         fill(&new_value[0][0][0][0], sizeof new_value);
         memset(output, 0xFF, sizeof output);
-        if (flashcore_kvcache_run_host(plan, &inputs, &tables, &caches, &outputs) != FLASHCORE_OK)
+        if (flashcore_run(plan, tensors, count) != FLASHCORE_OK)
             return fail("run");
         for (int b = 0; b < BATCH; b++)
             for (int k = 0; k < KEY_HEADS; k++) {
@@ -185,8 +176,8 @@ int main(void)
 
     /* A sequence without room for its new key is told so, and nothing is written. */
     lengths[1] = LONGEST;
-    if (flashcore_kvcache_run_host(plan, &inputs, &tables, &caches, &outputs) != FLASHCORE_INVALID_ARGUMENT)
+    if (flashcore_run(plan, tensors, count) != FLASHCORE_INVALID_ARGUMENT)
         return 1;
     printf("%s\n", flashcore_last_error());
-    return flashcore_kvcache_destroy(plan) == FLASHCORE_OK ? 0 : 1;
+    return flashcore_plan_destroy(plan) == FLASHCORE_OK ? 0 : 1;
 }

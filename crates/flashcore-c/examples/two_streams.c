@@ -57,7 +57,8 @@ static const char *const MODE_NAMES[MODES] = {"workspace of the stream", "worksp
 
 static lane_t lanes[LANES];
 static flashcore_plan_t *plan;
-static size_t output_bytes, row_bytes;
+static size_t output_bytes, row_bytes, workspace_bytes;
+static int32_t dtype;
 static mode_kind mode;
 static int rounds = 1000;
 
@@ -72,21 +73,21 @@ static uint64_t next_random(void)
 }
 
 /* A number within 1 of 0, in bits of the type: exact in all of them. */
-static uint16_t random_bits(int32_t dtype)
+static uint16_t random_bits(int32_t type)
 {
     /* sign, exponent from 2^-4 to 2^-1, 7 digits */
     uint64_t bits = next_random() >> 20;
     unsigned sign = bits & 1, exponent = bits >> 1 & 3, digits = bits >> 3 & 127;
-    if (dtype == FLASHCORE_DTYPE_F16)
+    if (type == FLASHCORE_DTYPE_F16)
         return (uint16_t)(sign << 15 | (11 + exponent) << 10 | digits << 3);
     return (uint16_t)(sign << 15 | (123 + exponent) << 7 | digits);
 }
 
-static float to_float(int32_t dtype, uint16_t bits)
+static float to_float(int32_t type, uint16_t bits)
 {
     uint32_t wide;
     float value;
-    if (dtype == FLASHCORE_DTYPE_F16) {
+    if (type == FLASHCORE_DTYPE_F16) {
         int exponent = bits >> 10 & 31, digits = bits & 1023;
         value = exponent == 0    ? ldexpf((float)digits, -24)
                 : exponent == 31 ? NAN
@@ -135,6 +136,23 @@ static void make_inputs(const case_t *problem, lane_t *lane, int number)
     }
 }
 
+/* The tensors of a lane, at addresses of the device or of the host. */
+static uint64_t list(const lane_t *lane, void *const *inputs, void *output, void *rows, flashcore_tensor_t *tensors)
+{
+    static const int32_t operands[INPUTS] = {FLASHCORE_QUERY, FLASHCORE_KEY,       FLASHCORE_VALUE, FLASHCORE_ALIBI_SLOPES,
+                                             FLASHCORE_SINKS, FLASHCORE_SEQUSED_K, FLASHCORE_BIAS};
+    uint64_t count = 0;
+    for (int tensor = 0; tensor < INPUTS; tensor++)
+        if (lane->bytes[tensor]) {
+            int32_t type = tensor <= VALUE ? dtype : tensor == LENGTHS ? FLASHCORE_DTYPE_I32 : FLASHCORE_DTYPE_F32;
+            tensors[count] = (flashcore_tensor_t){operands[tensor], type, inputs[tensor], lane->bytes[tensor], {0}};
+            tensors[count++].strides[3] = tensor == BIAS; /* from one key to the next */
+        }
+    tensors[count++] = (flashcore_tensor_t){FLASHCORE_OUTPUT, dtype, output, output_bytes, {0}};
+    tensors[count++] = (flashcore_tensor_t){FLASHCORE_LSE, FLASHCORE_DTYPE_F32, rows, row_bytes, {0}};
+    return count;
+}
+
 static void *address(device_address value)
 {
     return (void *)(uintptr_t)value;
@@ -142,23 +160,15 @@ static void *address(device_address value)
 
 static int launch(lane_t *lane)
 {
-    flashcore_tensors_t tensors;
-    memset(&tensors, 0, sizeof tensors);
-    tensors.struct_size = sizeof tensors;
-    tensors.query = address(lane->device[QUERY]);
-    tensors.key = address(lane->device[KEY]);
-    tensors.value = address(lane->device[VALUE]);
-    tensors.output = address(lane->output);
-    tensors.lse = address(lane->lse);
-    tensors.alibi_slopes = address(lane->device[SLOPES]);
-    tensors.sinks = address(lane->device[SINKS]);
-    tensors.seqused_k = address(lane->device[LENGTHS]);
-    tensors.bias = address(lane->device[BIAS]);
-    tensors.bias_strides.key = lane->device[BIAS] != 0;
+    flashcore_tensor_t tensors[INPUTS + 3];
+    void *inputs[INPUTS];
+    for (int tensor = 0; tensor < INPUTS; tensor++)
+        inputs[tensor] = address(lane->device[tensor]);
+    uint64_t count = list(lane, inputs, address(lane->output), address(lane->lse), tensors);
     /* A captured launch is refused without one. */
     if (mode != WORKSPACE_OF_THE_STREAM)
-        tensors.workspace = address(lane->workspace);
-    return flashcore_plan_launch_tensors(plan, lane->stream, &tensors);
+        tensors[count++] = (flashcore_tensor_t){FLASHCORE_WORKSPACE, 0, address(lane->workspace), workspace_bytes, {0}};
+    return flashcore_launch(plan, lane->stream, tensors, count);
 }
 
 /* Puts one round on the stream of a lane. */
@@ -169,7 +179,7 @@ static void begin_round(lane_t *lane)
     if (mode == GRAPHS)
         check("cuGraphLaunch", driver.cuGraphLaunch(lane->graph, lane->stream));
     else
-        check("flashcore_plan_launch_tensors", launch(lane));
+        check("flashcore_launch", launch(lane));
     check("cuMemcpyDtoHAsync",
           driver.cuMemcpyDtoHAsync_v2(lane->found_output, lane->output, output_bytes, lane->stream));
     check("cuMemcpyDtoHAsync",
@@ -198,32 +208,17 @@ static void *run_thread(void *argument)
 }
 
 /* What the CPU makes of the tensors of a lane; 1 if the GPU made something else. */
-static int differs_from_cpu(const case_t *given, const flashcore_problem_t *problem, const lane_t *lane)
+static int differs_from_cpu(const case_t *given, const flashcore_attention_problem_t *problem, const lane_t *lane)
 {
     flashcore_plan_t *on_cpu;
-    check("a plan for the CPU", flashcore_plan_create(problem, FLASHCORE_DEVICE_CPU, 0, &on_cpu));
+    check("a plan for the CPU", flashcore_plan_create(&problem->base, FLASHCORE_DEVICE_CPU, 0, NULL, &on_cpu));
     uint16_t *output = malloc(output_bytes);
     float *rows = malloc(row_bytes);
     if (!output || !rows)
         fail("malloc", 0);
-    flashcore_inputs_t inputs;
-    memset(&inputs, 0, sizeof inputs);
-    inputs.struct_size = sizeof inputs;
-    flashcore_bytes_t *fields[INPUTS] = {&inputs.query, &inputs.key,         &inputs.value, &inputs.alibi_slopes,
-                                         &inputs.sinks, &inputs.seqused_k, &inputs.bias};
-    for (int tensor = 0; tensor < INPUTS; tensor++) {
-        fields[tensor]->data = lane->host[tensor];
-        fields[tensor]->bytes = lane->bytes[tensor];
-    }
-    inputs.bias_strides.key = 1;
-    flashcore_outputs_t outputs;
-    memset(&outputs, 0, sizeof outputs);
-    outputs.struct_size = sizeof outputs;
-    outputs.output.data = output;
-    outputs.output.bytes = output_bytes;
-    outputs.lse.data = rows;
-    outputs.lse.bytes = row_bytes;
-    check("flashcore_plan_run_host", flashcore_plan_run_host(on_cpu, &inputs, &outputs));
+    flashcore_tensor_t tensors[INPUTS + 2];
+    uint64_t count = list(lane, lane->host, output, rows, tensors);
+    check("flashcore_run", flashcore_run(on_cpu, tensors, count));
 
     /* Both round outputs, and weights, to 16 bits: a few roundoffs of the largest output. */
     double roundoff = given->dtype == FLASHCORE_DTYPE_F16 ? 1.0 / 2048 : 1.0 / 256;
@@ -252,8 +247,8 @@ static int differs_from_cpu(const case_t *given, const flashcore_problem_t *prob
 /* Everything of one problem. Returns how many results were wrong. */
 static size_t run_case(const case_t *given)
 {
-    flashcore_problem_t problem;
-    check("flashcore_problem_init", flashcore_problem_init(&problem, given->batch, given->query_heads,
+    flashcore_attention_problem_t problem;
+    check("init", flashcore_attention_problem_init(&problem, given->batch, given->query_heads,
                                                            given->query_length, given->dim, given->dtype));
     problem.key_heads = given->key_heads;
     problem.key_length = given->key_length;
@@ -262,13 +257,14 @@ static size_t run_case(const case_t *given)
     problem.seqused_k = given->seqused_k;
     problem.bias = given->bias;
     problem.lse = 1;
-    int status = flashcore_plan_create(&problem, FLASHCORE_DEVICE_CUDA, 0, &plan);
+    int status = flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_CUDA, 0, NULL, &plan);
     if (status == FLASHCORE_NO_DEVICE) {
         printf("no GPU: %s\n", flashcore_last_error());
         exit(3);
     }
     check("flashcore_plan_create", status);
-    size_t workspace_bytes = flashcore_plan_workspace_bytes(plan);
+    workspace_bytes = flashcore_plan_workspace_bytes(plan);
+    dtype = given->dtype;
     printf("%s\n  %s\n  workspace of %zu bytes\n", given->name, flashcore_plan_describe(plan), workspace_bytes);
     output_bytes = 2 * given->batch * given->query_heads * given->query_length * given->dim;
     row_bytes = 4 * given->batch * given->query_heads * given->query_length;
@@ -298,7 +294,7 @@ static size_t run_case(const case_t *given)
         void *graph;
         mode = GRAPHS;
         check("cuStreamBeginCapture", driver.cuStreamBeginCapture_v2(lane->stream, 1 /* of this thread */));
-        check("flashcore_plan_launch_tensors", launch(lane));
+        check("flashcore_launch", launch(lane));
         check("cuStreamEndCapture", driver.cuStreamEndCapture(lane->stream, &graph));
         check("cuGraphInstantiate", driver.cuGraphInstantiateWithFlags(&lane->graph, graph, 0));
         check("cuGraphDestroy", driver.cuGraphDestroy(graph));

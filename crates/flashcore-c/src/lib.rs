@@ -13,28 +13,21 @@
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
 mod append;
-mod continuation;
 mod device;
-mod kvcache;
 mod merge;
-mod operands;
+mod operations;
 mod plan;
 mod problem;
 mod registry;
-mod sized;
 mod status;
+mod tensor;
 mod text;
 
 pub use append::*;
-pub use continuation::*;
 pub use device::*;
-pub use kvcache::*;
 pub use merge::*;
-pub use operands::*;
 pub use plan::*;
 pub use problem::*;
 pub use status::*;
+pub use tensor::*;
 pub use text::*;
-
-#[cfg(test)]
-mod tests;

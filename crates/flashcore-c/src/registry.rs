@@ -6,93 +6,42 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::append::AppendHandle;
-use crate::continuation::ContinueHandle;
-use crate::kvcache::KvCacheHandle;
-use crate::merge::MergeHandle;
+use crate::operations::AnyPlan;
 use crate::plan::PlanHandle;
-use crate::sized::check_pointer;
+use crate::problem::check_pointer;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure, Status, guarded};
 
 /// A plan and its description.
 pub(crate) struct Entry {
-    pub(crate) plan: api::Plan,
+    pub(crate) plan: AnyPlan,
     pub(crate) description: CString,
 }
 
 pub(crate) struct Registry {
     /// The number given out last; numbers are not given out twice.
     last: usize,
-    plans: Table<Entry>,
-    appends: Table<api::AppendPlan>,
-    kv_caches: Table<api::KvCachePlan>,
-    merges: Table<api::MergePlan>,
-    continuations: Table<api::ContinuePlan>,
+    plans: BTreeMap<usize, Arc<Entry>>,
 }
 
-type Table<T> = BTreeMap<usize, Arc<T>>;
+static REGISTRY: RwLock<Registry> = RwLock::new(Registry { last: 0, plans: BTreeMap::new() });
 
-/// A handle in C, and what it stands for.
-pub(crate) trait Handle {
-    /// The plan.
-    type Entry;
-    /// The function that makes one.
-    const CREATE: &'static str;
-    /// The table of these plans.
-    fn table(registry: &Registry) -> &Table<Self::Entry>;
-    /// The table, to be changed.
-    fn table_mut(registry: &mut Registry) -> &mut Table<Self::Entry>;
-}
-
-macro_rules! handles {
-    ($($Handle:ty: $Entry:ty, $table:ident, $create:literal;)*) => {
-        $(impl Handle for $Handle {
-            type Entry = $Entry;
-            const CREATE: &'static str = $create;
-            fn table(registry: &Registry) -> &Table<$Entry> {
-                &registry.$table
-            }
-            fn table_mut(registry: &mut Registry) -> &mut Table<$Entry> {
-                &mut registry.$table
-            }
-        })*
-    };
-}
-
-handles! {
-    PlanHandle: Entry, plans, "flashcore_plan_create";
-    AppendHandle: api::AppendPlan, appends, "flashcore_append_create";
-    KvCacheHandle: api::KvCachePlan, kv_caches, "flashcore_kvcache_create";
-    MergeHandle: api::MergePlan, merges, "flashcore_merge_create";
-    ContinueHandle: api::ContinuePlan, continuations, "flashcore_continue_create";
-}
-
-static REGISTRY: RwLock<Registry> = RwLock::new(Registry {
-    last: 0,
-    plans: BTreeMap::new(),
-    appends: BTreeMap::new(),
-    kv_caches: BTreeMap::new(),
-    merges: BTreeMap::new(),
-    continuations: BTreeMap::new(),
-});
-
-fn insert<H: Handle>(entry: H::Entry) -> *mut H {
+fn insert(entry: Entry) -> *mut PlanHandle {
     #[cfg(unix)]
     fork::watch();
     let mut registry = REGISTRY.write().unwrap_or_else(PoisonError::into_inner);
     registry.last += 1;
     let number = registry.last;
-    H::table_mut(&mut registry).insert(number, Arc::new(entry));
+    registry.plans.insert(number, Arc::new(entry));
     ptr::without_provenance_mut(number)
 }
 
-pub(crate) fn find<H: Handle>(plan: *const H) -> Result<Arc<H::Entry>, Failure> {
+pub(crate) fn find(plan: *const PlanHandle) -> Result<Arc<Entry>, Failure> {
     let registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
-    H::table(&registry).get(&plan.addr()).cloned().ok_or_else(|| unknown(plan))
+    registry.plans.get(&plan.addr()).cloned().ok_or_else(|| unknown(plan))
 }
 
-fn remove<H: Handle>(plan: *const H) -> Result<(), Failure> {
-    let removed = H::table_mut(&mut REGISTRY.write().unwrap_or_else(PoisonError::into_inner)).remove(&plan.addr());
+pub(crate) fn remove(plan: *const PlanHandle) -> Result<(), Failure> {
+    let removed = REGISTRY.write().unwrap_or_else(PoisonError::into_inner).plans.remove(&plan.addr());
     // Dropped here, after the lock: dropping a plan may wait for the GPU.
     removed.map(drop).ok_or_else(|| unknown(plan))
 }
@@ -102,7 +51,7 @@ fn remove<H: Handle>(plan: *const H) -> Result<(), Failure> {
 /// # Safety
 ///
 /// `plan` must be null, which is an error, or point to a pointer that can be written.
-pub(crate) unsafe fn create<H: Handle>(plan: *mut *mut H, make: impl FnOnce() -> Result<H::Entry, Failure>) -> Status {
+pub(crate) unsafe fn create(plan: *mut *mut PlanHandle, make: impl FnOnce() -> Result<Entry, Failure>) -> Status {
     guarded(|| {
         check_pointer("plan", plan)?;
         // SAFETY: not null and aligned, and the caller promises that it can be written.
@@ -114,26 +63,11 @@ pub(crate) unsafe fn create<H: Handle>(plan: *mut *mut H, make: impl FnOnce() ->
     })
 }
 
-/// Body of a function that destroys a plan.
-pub(crate) fn destroy<H: Handle>(plan: *mut H) -> Status {
-    guarded(|| if plan.is_null() { Ok(()) } else { remove(plan) })
-}
-
-/// Body of a function that asks a plan for a number: 0 if it is no plan.
-pub(crate) fn number_of<H: Handle>(plan: *const H, number: impl FnOnce(&H::Entry) -> usize) -> u64 {
-    let mut found = 0;
-    guarded(|| {
-        found = number(&*find(plan)?) as u64;
-        Ok(())
-    });
-    found
-}
-
-fn unknown<H: Handle>(plan: *const H) -> Failure {
+fn unknown(plan: *const PlanHandle) -> Failure {
     let message = if plan.is_null() {
-        format!("plan is null; it must come from {}", H::CREATE)
+        "plan is null; it must come from flashcore_plan_create".to_owned()
     } else {
-        format!("plan is {plan:p}, which is no plan of {}; was it destroyed before?", H::CREATE)
+        format!("plan is {plan:p}, which is no plan of flashcore_plan_create; was it destroyed before?")
     };
     Failure { status: FLASHCORE_INVALID_PLAN, message }
 }

@@ -14,7 +14,7 @@ pub extern "C" fn flashcore_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// Names of GPU kernel configs for flashcore_plan_create_with_config(), one per line, tested and measured. Never null, valid
+/// Names of GPU kernel configs for flashcore_plan_create(), one per line, tested and measured. Never null, valid
 /// forever.
 #[unsafe(no_mangle)]
 pub extern "C" fn flashcore_configs() -> *const c_char {

@@ -10,7 +10,7 @@
 #error "the header is older than the first version"
 #endif
 
-static_assert(sizeof(flashcore_outputs_t) == 40, "a size and twice an address and a length");
+static_assert(sizeof(flashcore_tensor_t) == 64, "an operand and its type, an address, a length, five strides");
 
 namespace {
 
@@ -24,31 +24,25 @@ int main()
 {
     if (std::strcmp(flashcore_version(), FLASHCORE_VERSION) != 0)
         return 1;
-    flashcore_problem_t problem;
-    if (flashcore_problem_init(&problem, 1, 1, 2, 1, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
+    flashcore_attention_problem_t problem;
+    if (flashcore_attention_problem_init(&problem, 1, 1, 2, 1, FLASHCORE_DTYPE_F32) != FLASHCORE_OK)
         return 1;
     problem.query_length = 1;
     flashcore_plan_t *made = nullptr;
-    if (flashcore_plan_create(&problem, FLASHCORE_DEVICE_CPU, 0, &made) != FLASHCORE_OK)
+    if (flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_CPU, 0, nullptr, &made) != FLASHCORE_OK)
         return 1;
     const std::unique_ptr<flashcore_plan_t, Destroy> plan(made);
 
-    const float query[1] = {0.0F}, key[2] = {1.0F, 2.0F}, value[2] = {10.0F, 20.0F};
-    float output[1] = {0.0F};
-    flashcore_inputs_t inputs = {};
-    inputs.struct_size = sizeof inputs;
-    inputs.query = {query, sizeof query};
-    inputs.key = {key, sizeof key};
-    inputs.value = {value, sizeof value};
-    flashcore_outputs_t outputs = {};
-    outputs.struct_size = sizeof outputs;
-    outputs.output = {output, sizeof output};
-    if (flashcore_plan_run_host(plan.get(), &inputs, &outputs) != FLASHCORE_OK)
+    float query[1] = {0.0F}, key[2] = {1.0F, 2.0F}, value[2] = {10.0F, 20.0F}, output[1] = {0.0F};
+    const flashcore_tensor_t tensors[] = {
+        {FLASHCORE_QUERY, FLASHCORE_DTYPE_F32, query, sizeof query, {}},
+        {FLASHCORE_KEY, FLASHCORE_DTYPE_F32, key, sizeof key, {}},
+        {FLASHCORE_VALUE, FLASHCORE_DTYPE_F32, value, sizeof value, {}},
+        {FLASHCORE_OUTPUT, FLASHCORE_DTYPE_F32, output, sizeof output, {}},
+    };
+    if (flashcore_run(plan.get(), tensors, 4) != FLASHCORE_OK)
         return 1;
-
-    flashcore_device_tensors_t tensors = {};
-    tensors.struct_size = sizeof tensors;
-    if (flashcore_plan_launch_tensors(plan.get(), nullptr, &tensors) != FLASHCORE_UNSUPPORTED)
+    if (flashcore_launch(plan.get(), nullptr, tensors, 4) != FLASHCORE_UNSUPPORTED)
         return 1;
     std::printf("flashcore %s: %g\n", flashcore_version(), static_cast<double>(output[0]));
     return std::fabs(output[0] - 15.0F) < 1e-6F ? 0 : 1;

@@ -24,28 +24,23 @@ static int fail(const char *what)
 
 static flashcore_plan_t *make(void)
 {
-    flashcore_problem_t problem;
+    flashcore_attention_problem_t problem;
     flashcore_plan_t *plan = NULL;
-    if (flashcore_problem_init(&problem, 1, HEADS, LENGTH, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK ||
-        flashcore_plan_create(&problem, FLASHCORE_DEVICE_CPU, 0, &plan) != FLASHCORE_OK)
+    if (flashcore_attention_problem_init(&problem, 1, HEADS, LENGTH, DIM, FLASHCORE_DTYPE_F32) != FLASHCORE_OK ||
+        flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_CPU, 0, NULL, &plan) != FLASHCORE_OK)
         fail("create");
     return plan;
 }
 
 static int run(const flashcore_plan_t *plan, float *output)
 {
-    flashcore_inputs_t inputs;
-    flashcore_outputs_t outputs;
-    memset(&inputs, 0, sizeof inputs);
-    memset(&outputs, 0, sizeof outputs);
-    inputs.struct_size = sizeof inputs;
-    outputs.struct_size = sizeof outputs;
-    inputs.query.data = query;
-    inputs.key.data = key;
-    inputs.value.data = value;
-    outputs.output.data = output;
-    inputs.query.bytes = inputs.key.bytes = inputs.value.bytes = outputs.output.bytes = sizeof query;
-    return flashcore_plan_run_host(plan, &inputs, &outputs) == FLASHCORE_OK || fail("run");
+    const flashcore_tensor_t tensors[] = {
+        {FLASHCORE_QUERY, FLASHCORE_DTYPE_F32, query, sizeof query, {0}},
+        {FLASHCORE_KEY, FLASHCORE_DTYPE_F32, key, sizeof key, {0}},
+        {FLASHCORE_VALUE, FLASHCORE_DTYPE_F32, value, sizeof value, {0}},
+        {FLASHCORE_OUTPUT, FLASHCORE_DTYPE_F32, output, sizeof query, {0}},
+    };
+    return flashcore_run(plan, tensors, 4) == FLASHCORE_OK || fail("run");
 }
 
 static int computes(const flashcore_plan_t *plan)

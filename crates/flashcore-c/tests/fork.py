@@ -6,7 +6,7 @@ tests/programs.rs runs it: `fork.py LIBRARY EXAMPLES`, with the folder of the ex
 import array
 import multiprocessing
 import sys
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref, c_void_p
 
 sys.path.insert(0, sys.argv[2])
 import attend  # noqa: E402
@@ -17,15 +17,14 @@ LIBRARY = attend.load(sys.argv[1])
 
 def compute(seed):
     problem, plan = attend.Problem(), c_void_p()
-    assert LIBRARY.flashcore_problem_init(byref(problem), 1, HEADS, LENGTH, DIM, attend.DTYPE_F32) == 0
-    status = LIBRARY.flashcore_plan_create_with_config(byref(problem), attend.DEVICE_CPU, 0, None, byref(plan))
+    assert LIBRARY.flashcore_attention_problem_init(byref(problem), 1, HEADS, LENGTH, DIM, attend.DTYPE_F32) == 0
+    status = LIBRARY.flashcore_plan_create(byref(problem), attend.DEVICE_CPU, 0, None, byref(plan))
     assert status == 0, LIBRARY.flashcore_last_error()
     size = HEADS * LENGTH * DIM
     query, key, value = (array.array("f", ((i * seed) % step / step for i in range(size))) for step in (13, 7, 5))
     output = array.array("f", [0]) * size
-    inputs = attend.Inputs(sizeof(attend.Inputs), *map(attend.Bytes.of, (query, key, value)))
-    outputs = attend.Outputs(sizeof(attend.Outputs), attend.Bytes.of(output))
-    assert LIBRARY.flashcore_plan_run_host(plan, byref(inputs), byref(outputs)) == 0, LIBRARY.flashcore_last_error()
+    tensors = attend.tensors(query, key, value, output)
+    assert LIBRARY.flashcore_run(plan, *tensors) == 0, LIBRARY.flashcore_last_error()
     assert LIBRARY.flashcore_plan_destroy(plan) == 0
     return output.tobytes()
 

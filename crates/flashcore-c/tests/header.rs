@@ -1,18 +1,19 @@
-//! `include/flashcore.h` says what the source says.
+//! `include/flashcore.h` says what the source and the table of operands say.
 
+use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
+
+use api::Operand;
 
 /// Generates the header again and compares. With `FLASHCORE_BLESS=1` the header is written instead.
 #[test]
 fn the_header_is_that_of_the_source() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml is a config");
-    config.after_includes = Some(version_macros());
-    config.trailer = Some(INIT_MACRO.to_owned());
+    config.after_includes = Some(version_macros() + &operand_macros());
     // File by file, so that no cargo is asked about the workspace.
-    let sources =
-        ["status", "problem", "operands", "device", "plan", "append", "kvcache", "merge", "continuation", "text"];
+    let sources = ["status", "problem", "append", "merge", "tensor", "device", "plan", "text"];
     let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |builder, name| {
         builder.with_src(folder.join(format!("src/{name}.rs")))
     });
@@ -28,17 +29,25 @@ fn the_header_is_that_of_the_source() {
     assert!(header == generated, "{} is out of date: FLASHCORE_BLESS=1 cargo test -p flashcore-c", path.display());
 }
 
-/// Programs that are compiled with this header have room for all fields; the function is for those compiled with the first.
-const INIT_MACRO: &str = "
-/* flashcore_problem_init() of a program that is compiled with this header fills all fields of its flashcore_problem_t. */
-#define flashcore_problem_init(problem, batch, heads, length, head_dim, dtype) \\
-  flashcore_problem_init_sized(problem, sizeof(flashcore_problem_t), batch, heads, length, head_dim, dtype)
-/* So do those of append and kvcache. */
-#define flashcore_append_problem_init(problem, tokens, query_heads, key_heads, head_dim, num_pages, page_size, dtype) \\
-  flashcore_append_problem_init_sized(problem, sizeof(flashcore_append_problem_t), tokens, query_heads, key_heads, \\
-                                      head_dim, num_pages, page_size, dtype)
-#define flashcore_kvcache_problem_init(problem, attention, new_length) \\
-  flashcore_kvcache_problem_init_sized(problem, sizeof(flashcore_kvcache_problem_t), attention, new_length)";
+/// The number of each operand, with its description, from the table.
+fn operand_macros() -> String {
+    let mut macros = "\n/* The operands of operations, for flashcore_tensor_t. */\n".to_owned();
+    for (index, operand) in Operand::ALL.iter().enumerate() {
+        let mut line = "//".to_owned();
+        // The words of the table are those of Rust's documentation.
+        for word in operand.doc().replace('`', "").split_whitespace() {
+            if line.len() + 1 + word.len() > 120 {
+                writeln!(macros, "{line}").expect("a text can grow");
+                "//".clone_into(&mut line);
+            }
+            write!(line, " {word}").expect("a text can grow");
+        }
+        let name = operand.name().to_uppercase();
+        write!(macros, "{line}\n#define FLASHCORE_{name} {}\n\n", index + 1).expect("a text can grow");
+    }
+    macros.truncate(macros.trim_end().len());
+    macros
+}
 
 /// The version as numbers for the preprocessor, and as a text.
 fn version_macros() -> String {
@@ -53,9 +62,7 @@ fn version_macros() -> String {
 /* For comparisons: 0.1.0 is 100, 1.2.3 is 10203. */
 #define FLASHCORE_VERSION_NUMBER (FLASHCORE_VERSION_MAJOR * 10000 + FLASHCORE_VERSION_MINOR * 100 + FLASHCORE_VERSION_PATCH)
 #define FLASHCORE_VERSION \"{}\"
-
-/* The name that flashcore_tensors_t had first. */
-#define flashcore_device_tensors_t flashcore_tensors_t",
+",
         env!("CARGO_PKG_VERSION")
     )
 }

@@ -16,10 +16,10 @@
 
 static int refused(const char *config)
 {
-    flashcore_problem_t problem;
+    flashcore_attention_problem_t problem;
     flashcore_plan_t *plan;
-    flashcore_problem_init(&problem, 1, 1, 16, 64, FLASHCORE_DTYPE_F16);
-    return flashcore_plan_create_with_config(&problem, FLASHCORE_DEVICE_CPU, 0, config, &plan);
+    flashcore_attention_problem_init(&problem, 1, 1, 16, 64, FLASHCORE_DTYPE_F16);
+    return flashcore_plan_create(&problem.base, FLASHCORE_DEVICE_CPU, 0, config, &plan);
 }
 
 static void *elsewhere(void *seen)
@@ -37,8 +37,8 @@ int main(void)
     REQUIRE(strncmp(text, "there is no kernel `first`;", 27) == 0);
     REQUIRE(refused("second") == FLASHCORE_INVALID_ARGUMENT);
     REQUIRE(strncmp(text, "there is no kernel `second`;", 28) == 0);
-    flashcore_problem_t problem;
-    REQUIRE(flashcore_problem_init(&problem, 1, 1, 16, 64, FLASHCORE_DTYPE_F16) == FLASHCORE_OK);
+    flashcore_attention_problem_t problem;
+    REQUIRE(flashcore_attention_problem_init(&problem, 1, 1, 16, 64, FLASHCORE_DTYPE_F16) == FLASHCORE_OK);
     REQUIRE(*text == 0 && flashcore_last_error() == text);
 
     /* A long text is cut between two characters: 20 bytes, 1357 times 3, and the dots; one more byte there is room for. */

@@ -81,13 +81,6 @@ fn decode_in_c() {
     assert!(number_after(&said, "largest error ") < 1e-5, "{said}");
 }
 
-/// A program whose structs are those of the first header.
-#[test]
-fn a_program_of_an_older_header() {
-    let said = run_c("older", &in_tests("older.c"), &["-lflashcore"]);
-    assert_eq!(said, "an older program computes\n");
-}
-
 #[test]
 fn a_message_outlives_the_next_call() {
     let said = run_c("last-error", &in_tests("last_error.c"), &["-lflashcore", "-lpthread"]);

@@ -1,4 +1,4 @@
-//! A launch of the table: a plan of libflashcore, the words of its structs, and where the addresses go.
+//! A launch of the table: a plan of libflashcore, the words of its tensors, and where the addresses go.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,8 +6,10 @@ use crate::interpreter::{Interpreter, Owned, Ref};
 
 /// FLASHCORE_INVALID_PLAN: the plan was destroyed meanwhile.
 pub(crate) const INVALID_PLAN: i32 = 7;
-/// Most words of all structs of a call.
-pub(crate) const MOST_WORDS: usize = 160;
+/// Words of a tensor of a call, `flashcore_tensor_t`.
+const TENSOR_WORDS: usize = 8;
+/// Words of all tensors of a call, at most.
+pub(crate) const MAX_WORDS: usize = 32 * TENSOR_WORDS;
 /// Most outputs, the workspace included.
 pub(crate) const MOST_OUTPUTS: usize = 4;
 
@@ -38,20 +40,12 @@ pub(crate) struct Output {
     pub(crate) kind: Kind,
 }
 
-/// One argument of the function after the plan.
-#[derive(Clone, Copy)]
-enum Argument {
-    /// The CUDA stream.
-    Stream,
-    /// The struct that begins at this word.
-    Struct(usize),
-}
-
 /// A plan, ready to be launched with other addresses.
 pub(crate) struct Launch {
     function: u64,
     plan: u64,
-    arguments: Vec<Argument>,
+    /// True for `flashcore_launch`, false for `flashcore_run`, which takes no stream.
+    has_stream: bool,
     template: Vec<u64>,
     /// Words, and the addresses that go there: those of the arguments, then those of the outputs.
     places: Vec<(usize, usize)>,
@@ -68,18 +62,18 @@ unsafe impl Send for Launch {}
 unsafe impl Sync for Launch {}
 
 impl Launch {
-    /// A launch from the tuple that `miss` returns: (function, plan, arguments, words, places, outputs, returns_tuple,
+    /// A launch from the tuple that `miss` returns: (function, plan, has_stream, words, places, outputs, returns_tuple,
     /// owner). None, without an error, if something in it does not fit.
     ///
     /// # Safety
     ///
-    /// `tuple` must live, and the lock must be held. The function must be one of libflashcore that takes the plan and
-    /// these arguments, and the words its structs, for tensors like those of the call.
+    /// `tuple` must live, and the lock must be held. The function must be `flashcore_launch` or
+    /// `flashcore_run` of libflashcore, and the words tensors like those of the call.
     pub(crate) unsafe fn parse(python: &Interpreter, tuple: Ref, sources: usize) -> Option<Self> {
         // SAFETY: the tuple and its items live, by the caller.
         unsafe {
             let items = python.items(tuple)?;
-            let &[function, plan, arguments, words, places, outputs, returns_tuple, owner] = items.as_slice() else {
+            let &[function, plan, has_stream, words, places, outputs, returns_tuple, owner] = items.as_slice() else {
                 return None;
             };
             let mut data = std::ptr::null_mut();
@@ -119,14 +113,6 @@ impl Launch {
                     Some(Output { shape: Owned::borrow(python, shape), sizes, strides, kind })
                 })
                 .collect::<Option<Vec<_>>>()?;
-            let arguments = python
-                .items(arguments)?
-                .into_iter()
-                .map(|argument| match usize::try_from(python.integer(argument)?) {
-                    Ok(word) => (word < template.len()).then_some(Argument::Struct(word)),
-                    Err(_) => Some(Argument::Stream),
-                })
-                .collect::<Option<Vec<_>>>()?;
             let places = python
                 .items(places)?
                 .chunks_exact(2)
@@ -136,13 +122,13 @@ impl Launch {
                     (word < template.len() && source < sources + outputs.len()).then_some((word, source))
                 })
                 .collect::<Option<Vec<_>>>()?;
-            if template.len() > MOST_WORDS || outputs.len() > MOST_OUTPUTS || !(2..=4).contains(&arguments.len()) {
+            if template.len() > MAX_WORDS || outputs.len() > MOST_OUTPUTS {
                 return None;
             }
             Some(Self {
                 function: python.address(function)?,
                 plan: python.address(plan)?,
-                arguments,
+                has_stream: (python.is_true)(has_stream) == 1,
                 template,
                 places,
                 outputs,
@@ -174,34 +160,23 @@ impl Launch {
     ///
     /// `addresses` must be those of the arguments and outputs, of tensors that live and are like those of the key.
     pub(crate) unsafe fn run_unlocked(&self, addresses: &[u64], stream: u64) -> i32 {
-        let mut words = [0u64; MOST_WORDS];
+        let mut words = [0u64; MAX_WORDS];
         words[..self.template.len()].copy_from_slice(&self.template);
         for &(word, source) in &self.places {
             words[word] = addresses[source];
         }
-        let first = words.as_ptr();
-        let mut values = [0u64; 4];
-        for (value, argument) in values.iter_mut().zip(&self.arguments) {
-            *value = match *argument {
-                Argument::Stream => stream,
-                // SAFETY: the word lies inside, as `parse` has checked.
-                Argument::Struct(word) => unsafe { first.add(word) as u64 },
-            };
-        }
-        let [a, b, c, d] = values;
-        // SAFETY: the function takes the plan and as many arguments, all of the size of a pointer, by the contract of
-        // `parse`; the structs live on the stack until it returns.
+        let (tensors, count) = (words.as_ptr() as u64, (self.template.len() / TENSOR_WORDS) as u64);
+        // SAFETY: the function takes the plan, the stream if it is a launch, and as many tensors, all of the size of a
+        // pointer, by the contract of `parse`; the tensors live on the stack until it returns.
         unsafe {
-            match self.arguments.len() {
-                2 => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64) -> i32>(self.function)(
-                    self.plan, a, b,
-                ),
-                3 => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64) -> i32>(self.function)(
-                    self.plan, a, b, c,
-                ),
-                _ => std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64, u64) -> i32>(self.function)(
-                    self.plan, a, b, c, d,
-                ),
+            if self.has_stream {
+                std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64, u64) -> i32>(self.function)(
+                    self.plan, stream, tensors, count,
+                )
+            } else {
+                std::mem::transmute::<u64, unsafe extern "C" fn(u64, u64, u64) -> i32>(self.function)(
+                    self.plan, tensors, count,
+                )
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `flashcore_python_operation` makes a builtin function of Python. A call of it reads sizes, strides, types and addresses
 //! of its tensors, finds the launch that belongs to them in a table, allocates the outputs, writes the addresses into the
-//! structs of the C ABI, and calls `libflashcore`. What the table does not have goes to a Python function (`miss`), which
+//! tensors of the C ABI, and calls `libflashcore`. What the table does not have goes to a Python function (`miss`), which
 //! does everything with its own checks, and returns the launch for the next call of the kind. What is no plain eager call,
 //! tensor subclasses, fake tensors, tracing, gradients, goes to another one (`dispatch`).
 //!

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
 from .. import _library as lib
 from .._errors import InvalidArgument
-from .._plans import CACHE, KVCACHE, Plan
-from .._resolve import Options, Tensor, attention_problem, check_tensor, constants_of, extent, row_strides, sizes_of
+from .._plans import CACHE, Plan, create
+from .._resolve import Options, Tensor, attention_problem, check_tensor, operand_of, operands_of_plan, row_strides
 from ._fast import launch_of, places_of
 from ._launch import attend, check_given, describe, run
 from ._ops import MASK, define_launched, fake_of, new_outputs, operands_of
-from ._serving import value_offset
 
 _find = CACHE.find
-# The names of scales that nobody sets: those of the caches where scales are given, else those of the inputs.
-_GIVEN = {word: f"unused {word}" for word in lib.KVCACHES if word.startswith(("k_scale", "v_scale"))}
-_HOST, _HOST_COMPUTED = (
-    lib.joined(
-        (lib.INPUTS, {"key": "new_key", "value": "new_value", **inputs}), (lib.KVCACHE_INPUTS, {}), (lib.KVCACHES, caches),
-        (lib.OUTPUTS, {}),
-    )
-    for inputs, caches in (({}, _GIVEN), (_GIVEN, {}))
-)  # fmt: skip
-_DEVICE = lib.joined((lib.DEVICE_TENSORS, {"key": "key_cache", "value": "value_cache"}), (lib.KVCACHE_TENSORS, {}))
 _ARGUMENTS = {"new_key": "k", "new_value": "v", "cos": "rotary_cos", "sin": "rotary_sin"}
 
 
@@ -39,29 +28,17 @@ def _kvcache_plan(
     operands: "Dict[str, Tensor]",
     new: "Dict[str, Tensor]",
     is_interleaved: bool,
-    offset: int,
     compute_scales: bool = False,
 ) -> Plan:
     """The plan of an append and attention; its operands are query, caches, output, lse, `operands`, then `new`."""
     attention = attention_problem(q, k_cache, v_cache, out, options, operands)
     problem = _append_problem(attention, k_cache, v_cache, new, is_interleaved)
     problem.compute_scales = int(compute_scales)
-    handle = c_void_p()
-    lib.check(lib.LIBRARY.flashcore_kvcache_create(byref(attention), byref(problem), *q.device, byref(handle)))
-    is_host = q.device[0] == lib.CPU
-    tensors = {"query": q, "key_cache": k_cache, "value_cache": v_cache, "output": out}
-    sizes = dict(sizes_of(attention, tensors, options.lse, operands))
-    items = {"int32": 4, **lib.ITEM_BYTES}
-    for name, tensor in new.items():
-        sizes[name] = items[tensor.dtype] * extent(tensor.shape, tensor.strides)  # type: ignore[index]
-    constants = constants_of(operands, attention.query_heads, attention.key_heads)
-    if offset:
-        # One range for both caches: that of the key cache reaches to the end of the value cache.
-        end = offset * lib.ITEM_BYTES[k_cache.dtype] + sizes.pop("value_cache")  # type: ignore[index]
-        sizes["key_cache"] = max(sizes["key_cache"], end)
-        constants["value.offset"] = offset
-    structs = (_HOST_COMPUTED if compute_scales else _HOST) if is_host else _DEVICE
-    return Plan(handle.value or 0, q.device, KVCACHE, structs, list(sizes.items()), constants, attention, is_host)
+    handle = create(problem, *q.device)
+    caches = {"query": q, "key_cache": k_cache, "value_cache": v_cache, "output": out}
+    tensors = operands_of_plan(attention, caches, options.lse, operands)
+    tensors += [operand_of(name, tensor) for name, tensor in new.items()]
+    return Plan(handle, q.device, tensors, attention, q.device[0] == lib.CPU)
 
 
 def _append_problem(
@@ -86,7 +63,7 @@ def _append_problem(
                 "rows as k, and 3 dimensions with cu_seqlens_k_new"
             )
     problem = lib.KvCacheProblem()
-    lib.check(lib.LIBRARY.flashcore_kvcache_problem_init_sized(byref(problem), sizeof(problem), byref(attention), k.shape[-3]))
+    lib.check(lib.LIBRARY.flashcore_kvcache_problem_init(byref(problem), byref(attention), k.shape[-3]))
     for name, size in (("cu_seqlens_k_new", attention.batch + 1), ("rotary_seqlens", attention.batch)):
         if name in new and (new[name].dtype != "int32" or new[name].shape != (size,) or new[name].strides != (1,) and size > 1):
             raise InvalidArgument(
@@ -104,10 +81,10 @@ def _append_problem(
             )
         if cos.dtype not in (dtype, lib.F32):
             raise InvalidArgument("rotary_cos and rotary_sin must have the type of q, or float32: convert them")
-        problem.rotary = lib.ROTARY_GPTJ if is_interleaved else lib.ROTARY_NEOX
-        problem.rotary_dim, problem.max_position = 2 * cos.shape[1], cos.shape[0]
-        problem.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
-        problem.table_dtype = cos.dtype
+        problem.rotary.style = lib.ROTARY_GPTJ if is_interleaved else lib.ROTARY_NEOX
+        problem.rotary.dim, problem.rotary.max_position = 2 * cos.shape[1], cos.shape[0]
+        problem.rotary.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
+        problem.rotary.table_dtype = cos.dtype
     return problem
 
 
@@ -138,13 +115,11 @@ def append_and_attend(
     is_interleaved: bool,
     compute_scales: bool = False,
 ) -> "Optional[Plan]":
-    """Appends to the caches and attends them, into `out` and `lse`. The plan, if it may be run for other addresses."""
+    """Appends to the caches and attends them, into `out` and `lse`. The plan, if one was run."""
     tensors = [("query", q), ("key_cache", k_cache), ("value_cache", v_cache), ("output", out)]
     tensors += [("lse", lse)] if lse is not None else []
     device = q.get_device()
-    # Caches that lie in one memory, K and V side by side, are one range of the host.
-    offset = value_offset(k_cache, v_cache) if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4 else 0
-    key: Any = ("kvcache", options, is_interleaved, offset, compute_scales)
+    key: Any = ("kvcache", options, is_interleaved, compute_scales)
     for name, tensor in (*tensors, *operands, *new):
         key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     plan = _find(key)
@@ -153,11 +128,9 @@ def append_and_attend(
         more = [{name: describe(_ARGUMENTS.get(name, name), x) for name, x in given} for given in (operands, new)]
         if out.numel() == 0 and new[0][1].numel() == 0:
             return None
-        plan = CACHE.add(key, lambda: _kvcache_plan(*described, options, *more, is_interleaved, offset, compute_scales))
-    run(plan, [x.data_ptr() for name, x in (*tensors, *operands, *new) if not (offset and name == "value_cache")], device)
-    # The place of one cache relative to the other is no part of the short way's key.
-    is_apart = device >= 0 or extent(tuple(k_cache.shape), tuple(k_cache.stride())) == k_cache.numel()
-    return plan if is_apart else None
+        plan = CACHE.add(key, lambda: _kvcache_plan(*described, options, *more, is_interleaved, compute_scales))
+    run(plan, [x.data_ptr() for _, x in (*tensors, *operands, *new)], device)
+    return plan
 
 
 def miss_kvcache_forward(

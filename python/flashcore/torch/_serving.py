@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import byref, c_void_p
+from ctypes import byref
 from typing import Any, Optional, Tuple
 
 import torch
 
 from .. import _library as lib
 from .._errors import InvalidArgument
-from .._plans import APPEND, CACHE, MERGE, Plan
-from .._resolve import Tensor, check_scale, check_tensor, dtype_name, extent, row_strides, scale_strides
+from .._plans import CACHE, Plan, create
+from .._resolve import Tensor, check_scale, check_tensor, dtype_name, operand_of, row_strides
 from ._launch import check_given, check_out, describe, run
 from ._ops import define
 
@@ -46,7 +45,7 @@ def append(
     check_given(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     result = k.new_empty((0,)) if q is None else q.new_empty(q.shape)
     named = {
-        "key": k, "value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
+        "new_key": k, "new_value": v, "key_cache": k_cache, "value_cache": v_cache, "slot_mapping": slot_mapping, "query": q,
         "query_output": None if q is None else result, "positions": positions, "cos": cos, "sin": sin,
         "query_norm": q_norm, "key_norm": k_norm, "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
@@ -57,43 +56,26 @@ def append(
     for name, tensor in given:
         key += (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())
         addresses.append(tensor.data_ptr())
-    # Caches that lie in one memory, K and V side by side, are one range of the host.
-    offset = 0
-    if device < 0 and k_cache.dim() == 4 and v_cache.dim() == 4:
-        offset = value_offset(k_cache, v_cache)
-        key += (offset,)
     plan = _find(key)
     if plan is None:
         described = {name: describe(_NAMES.get(name, name), tensor) for name, tensor in given}
         if k.shape[0] == 0:
             return result
-        plan = CACHE.add(key, lambda: _append_plan(described, interleaved, norm_eps, offset, compute_scales))
-    if offset and device < 0:
-        del addresses[3]
+        plan = CACHE.add(key, lambda: _append_plan(described, interleaved, norm_eps, compute_scales))
     run(plan, addresses, device)
     return result
 
 
 _NAMES = {
-    "key": "k", "value": "v", "key_cache": "k_cache", "value_cache": "v_cache", "query": "q", "query_norm": "q_norm",
+    "new_key": "k", "new_value": "v", "key_cache": "k_cache", "value_cache": "v_cache", "query": "q", "query_norm": "q_norm",
     "key_norm": "k_norm",
 }  # fmt: skip
 
 
-def value_offset(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
-    """Elements from the key cache to the value cache where their ranges overlap; else 0."""
-    distance = v_cache.data_ptr() - k_cache.data_ptr()
-    size = k_cache.element_size()
-    span = extent(tuple(k_cache.shape), tuple(k_cache.stride())) * size
-    if 0 < distance < span:
-        return distance // size
-    return 0
-
-
 def _append_plan(
-    named: "dict[str, Tensor]", interleaved: bool, norm_eps: float, offset: int, compute_scales: bool
+    named: "dict[str, Tensor]", interleaved: bool, norm_eps: float, compute_scales: bool
 ) -> Plan:
-    k, v, k_cache, v_cache = (named[name] for name in ("key", "value", "key_cache", "value_cache"))
+    k, v, k_cache, v_cache = (named[name] for name in ("new_key", "new_value", "key_cache", "value_cache"))
     q, slots = named.get("query"), named["slot_mapping"]
     if k.dtype not in lib.ITEM_BYTES or k.dtype in lib.FLOAT8:
         raise InvalidArgument(
@@ -133,8 +115,8 @@ def _append_plan(
     problem = lib.AppendProblem()
     query_heads = 0 if q is None else q.shape[1]
     lib.check(
-        lib.LIBRARY.flashcore_append_problem_init_sized(
-            byref(problem), ctypes.sizeof(problem), tokens, query_heads, heads, dim, k_cache.shape[0], k_cache.shape[1], dtype
+        lib.LIBRARY.flashcore_append_problem_init(
+            byref(problem), tokens, query_heads, heads, dim, k_cache.shape[0], k_cache.shape[1], dtype
         )
     )
     problem.value_dim = v.shape[2]
@@ -150,36 +132,11 @@ def _append_plan(
             if named[name].shape != (dim,):
                 raise InvalidArgument(f"{_NAMES[name]} has shape {named[name].shape}; it must be {(dim,)}")
         problem.qk_norm, problem.norm_eps = 1, norm_eps
-    for name in ("query", "query_output", "key", "value", "key_cache", "value_cache"):
+    for name in ("query", "query_output", "new_key", "new_value", "key_cache", "value_cache"):
         if name in named:
-            setattr(problem, f"{name}_strides", row_strides(named[name]))
-    handle = c_void_p()
-    kind, ordinal = k.device
-    lib.check(lib.LIBRARY.flashcore_append_create(byref(problem), kind, ordinal, byref(handle)))
-    items = {"int32": 4, "int64": 8, **lib.ITEM_BYTES}
-    sizes = {name: items[tensor.dtype] * extent(tensor.shape, tensor.strides) for name, tensor in named.items()}  # type: ignore[index]
-    constants = {}
-    for name in ("k_scale", "v_scale"):
-        if name in named:
-            constants.update(scale_strides(name, named[name], heads, heads))
-    if kind == lib.CPU and offset:
-        # One range for both caches: that of the key cache reaches to the end of the value cache.
-        end = offset * lib.ITEM_BYTES[k_cache.dtype] + sizes.pop("value_cache")  # type: ignore[index]
-        sizes["key_cache"] = max(sizes["key_cache"], end)
-        constants["value.offset"] = offset
-    structs = (_APPEND_HOST_COMPUTED if compute_scales else _APPEND_HOST) if kind == lib.CPU else _APPEND_DEVICE
-    return Plan(handle.value or 0, k.device, APPEND, structs, list(sizes.items()), constants, None, kind == lib.CPU)
-
-
-# Scales are inputs where they are given, and outputs where they are computed; nobody sets the others.
-_UNUSED = {word: f"unused {word}" for word in lib.APPEND_INPUTS if word.startswith(("k_scale", "v_scale"))}
-_APPEND_HOST, _APPEND_HOST_COMPUTED = (
-    lib.joined((lib.APPEND_INPUTS, inputs), (lib.APPEND_OUTPUTS, {"query": "query_output", **outputs}))
-    for inputs, outputs in (({}, _UNUSED), (_UNUSED, {}))
-)
-_APPEND_DEVICE = lib.joined((lib.APPEND_TENSORS, {}))
-_MERGE_HOST = lib.joined((lib.MERGE_INPUTS, {}), (lib.MERGE_OUTPUTS, {}))
-_MERGE_DEVICE = lib.joined((lib.MERGE_TENSORS, {}))
+            setattr(problem, f"{name.replace('new_', '')}_strides", row_strides(named[name]))
+    tensors = [operand_of(name, tensor, heads, heads) for name, tensor in named.items()]
+    return Plan(create(problem, *k.device), k.device, tensors, None, k.device[0] == lib.CPU)
 
 
 def _rotary(problem: lib.AppendProblem, named: "dict[str, Tensor]", interleaved: bool, dtype: int, tokens: int) -> None:
@@ -200,11 +157,11 @@ def _rotary(problem: lib.AppendProblem, named: "dict[str, Tensor]", interleaved:
         )
     if cos.dtype not in (dtype, lib.F32):
         raise InvalidArgument("cos and sin must have the type of k, or float32: convert them")
-    problem.rotary = lib.ROTARY_GPTJ if interleaved else lib.ROTARY_NEOX
-    problem.rotary_dim, problem.max_position = 2 * cos.shape[1], cos.shape[0]
-    problem.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
-    problem.table_dtype = cos.dtype
-    problem.position_bits = 64 if positions.dtype == "int64" else 32
+    problem.rotary.style = lib.ROTARY_GPTJ if interleaved else lib.ROTARY_NEOX
+    problem.rotary.dim, problem.rotary.max_position = 2 * cos.shape[1], cos.shape[0]
+    problem.rotary.table_stride = cos.strides[0] if cos.shape[0] > 1 else cos.shape[1]
+    problem.rotary.table_dtype = cos.dtype
+    problem.position_dtype = lib.CODES[positions.dtype]
 
 
 def _append_fake(k, v, k_cache, v_cache, slot_mapping, q=None, *args, **options):  # type: ignore[no-untyped-def]
@@ -253,20 +210,10 @@ def _merge(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse: "Opt
     plan = _find(key)
     if plan is None:
         plan = CACHE.add(key, lambda: _merge_plan(parts, lses, out, lse))
-    addresses = [out.data_ptr()] if lse is None else [out.data_ptr(), lse.data_ptr()]
-    if device >= 0:
-        run(plan, [parts.data_ptr(), lses.data_ptr(), *addresses], device)
-        return
-    count = parts.shape[0]
-    ranges = []
-    for tensor in (parts, lses):
-        step = tensor.stride(0) * tensor.element_size()
-        size = extent(tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])) * tensor.element_size()
-        words = (ctypes.c_uint64 * (2 * count))()
-        for part in range(count):
-            words[2 * part], words[2 * part + 1] = tensor.data_ptr() + part * step, size
-        ranges.append(words)
-    run(plan, [*(ctypes.addressof(words) for words in ranges), *addresses], device)
+    addresses = [parts.data_ptr(), lses.data_ptr(), out.data_ptr()]
+    if lse is not None:
+        addresses.append(lse.data_ptr())
+    run(plan, addresses, device)
 
 
 def _merge_plan(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse: "Optional[torch.Tensor]") -> Plan:
@@ -286,21 +233,14 @@ def _merge_plan(parts: torch.Tensor, lses: torch.Tensor, out: torch.Tensor, lse:
     problem.part_lse_strides = lib.Strides(0, logs.strides[1], logs.strides[2])
     if lse is not None:
         problem.lse_strides = lib.Strides(0, lse.stride(0), lse.stride(1))
-    handle = c_void_p()
-    kind, ordinal = part.device
-    lib.check(lib.LIBRARY.flashcore_merge_create(byref(problem), kind, ordinal, byref(handle)))
-    sizes: "list[Tuple[str, Optional[int]]]" = [
-        ("output", lib.ITEM_BYTES[merged.dtype] * extent(merged.shape, merged.strides))  # type: ignore[index]
+    tensors = [
+        operand_of("part_outputs", part)._replace(strides=part.strides[:1]),
+        operand_of("part_lses", logs)._replace(strides=logs.strides[:1]),
+        operand_of("output", merged),
     ]
     if lse is not None:
-        sizes.append(("lse", 4 * extent(tuple(lse.shape), tuple(lse.stride()))))
-    if kind == lib.CUDA:
-        strides = {"part_stride": part.strides[0], "part_lse_stride": logs.strides[0]}
-        parts_first = [("part", None), ("part_lse", None), *sizes]
-        return Plan(handle.value or 0, part.device, MERGE, _MERGE_DEVICE, parts_first, strides, None, False)
-    # On the host, the inputs are arrays of ranges, one for each part.
-    ranges = [("part_outputs", None), ("part_lses", None), *sizes]
-    return Plan(handle.value or 0, part.device, MERGE, _MERGE_HOST, ranges, {})
+        tensors.append(operand_of("lse", describe("lse", lse)))
+    return Plan(create(problem, *part.device), part.device, tensors, None, part.device[0] == lib.CPU)
 
 
 def _merge_fake(parts, lses, out_dtype=None):  # type: ignore[no-untyped-def]

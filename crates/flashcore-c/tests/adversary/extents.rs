@@ -1,7 +1,7 @@
 //! Tensors that reach over more than 4 GiB, and over more than 2^31 elements, by their strides: in memory of which only the
 //! rows are touched.
 
-use crate::abi::header::Struct;
+use crate::abi::header::Tensors;
 use crate::abi::library::Library;
 use crate::abi::memory::{Pages, Side};
 use crate::abi::random::normal_at;
@@ -68,14 +68,12 @@ fn attend(element: Element, far: Option<(usize, usize, usize)>, bias: Option<[us
     let mut problem = library.problem(batch as u64, heads as u64, rows as u64, columns as u64, element.code());
     problem.set("layout", crate::abi::header::Header::get().constant("LAYOUT_STRIDED").into());
     problem.set("bias", bias.is_some().into());
-    let mut given = Struct::zeroed("flashcore_inputs_t");
+    let mut given = Tensors::default();
     for (name, tensor) in ["query", "key", "value", "output"].into_iter().zip(inputs.iter().chain([&output])) {
         for (dimension, stride) in ["batch", "head", "row"].into_iter().zip(tensor.strides) {
             problem.set(&format!("{name}_strides.{dimension}"), stride as i128);
         }
-        if name != "output" {
-            given.set_bytes(name, tensor.pages.range());
-        }
+        given.push(name, element.code(), tensor.pages.range());
     }
     let _terms = bias.map(|strides| {
         let sizes = [batch, heads, rows, rows];
@@ -87,17 +85,15 @@ fn attend(element: Element, far: Option<(usize, usize, usize)>, bias: Option<[us
             let index: usize = at.iter().zip(strides).map(|(at, stride)| at * stride).sum();
             Element::F32.write(normal_at(9, number as u64), &mut terms.bytes_mut()[index * 4..][..4]);
         }
-        given.set_bytes("bias", terms.range());
-        for (dimension, stride) in ["batch", "head", "row", "key"].into_iter().zip(strides) {
-            given.set(&format!("bias_strides.{dimension}"), stride as i128);
+        let bias = given.push_as("bias", "F32", terms.range());
+        for (index, stride) in strides.into_iter().enumerate() {
+            bias.set(&format!("strides.{index}"), stride as i128);
         }
         terms
     });
-    let mut outputs = Struct::zeroed("flashcore_outputs_t");
-    outputs.set_bytes("output", output.pages.range());
     let plan = library.create(&problem).unwrap();
-    // SAFETY: the memory is mapped as far as the structs say.
-    unsafe { library.run(plan, &given, &outputs) }.unwrap();
+    // SAFETY: the memory is mapped as far as the tensors say.
+    unsafe { library.try_run(plan, &given) }.unwrap();
     library.destroy(plan);
     output.rows(element)
 }

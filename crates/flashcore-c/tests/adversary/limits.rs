@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::fs;
 use std::time::Instant;
 
-use crate::abi::header::{Header, Struct};
+use crate::abi::header::{Header, Tensors};
 use crate::abi::library::Library;
 use crate::abi::random::Random;
 use crate::child;
@@ -25,7 +25,7 @@ fn sizes_that_overflow() {
             2 => u64::MAX >> random.below(64),
             _ => random.next() >> random.below(64),
         };
-        let mut problem = library.problem(size(), size(), size(), size(), (seed % 4) as i32);
+        let mut problem = library.problem(size(), size(), size(), size(), 1 + (seed % 4) as i32);
         for field in ["key_heads", "key_length", "value_dim"] {
             problem.set(field, size().into());
         }
@@ -70,15 +70,14 @@ fn keys_without_end() {
             problem.set(&format!("{tensor}_strides.{dimension}"), 8);
         }
     }
-    let mut inputs = Struct::zeroed("flashcore_inputs_t");
+    let mut tensors = Tensors::default();
     for tensor in ["query", "key", "value"] {
-        inputs.set_bytes(tensor, (numbers.as_ptr().cast(), 32));
+        tensors = tensors.with(tensor, &numbers, &[]);
     }
-    let mut outputs = Struct::zeroed("flashcore_outputs_t");
-    outputs.set_bytes("output", (output.as_mut_ptr().cast_const().cast(), 32));
+    let tensors = tensors.with_mut("output", &mut output, &[]);
     let (start, plan) = (Instant::now(), library.create(&problem).unwrap());
-    // SAFETY: the structs say what the arrays are.
-    unsafe { library.run(plan, &inputs, &outputs) }.unwrap();
+    // SAFETY: the tensors are the arrays.
+    unsafe { library.try_run(plan, &tensors) }.unwrap();
     library.destroy(plan);
     assert_eq!(output, numbers);
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());

@@ -11,6 +11,8 @@ mod child;
 mod extents;
 mod fuzz;
 mod limits;
+mod operations;
 mod quick_fuzz;
+mod sequences;
 mod simple;
 mod threads;

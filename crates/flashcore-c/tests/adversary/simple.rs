@@ -1,6 +1,6 @@
 //! A problem with its tensors, for tests that are not about numbers.
 
-use crate::abi::header::Struct;
+use crate::abi::header::{Struct, Tensors};
 use crate::abi::library::{Library, Plan};
 use crate::abi::random::normal_at;
 use crate::fuzz::element::Element;
@@ -8,10 +8,9 @@ use crate::fuzz::element::Element;
 /// Contiguous self-attention of random numbers, with a log-sum-exp.
 pub(crate) struct Simple {
     pub(crate) problem: Struct,
-    pub(crate) inputs: Struct,
-    pub(crate) outputs: Struct,
+    pub(crate) tensors: Tensors,
     /// Query, key, value, output, in words so that they are aligned for every type.
-    tensors: Vec<Vec<u64>>,
+    memory: Vec<Vec<u64>>,
     lse: Vec<f32>,
 }
 
@@ -31,33 +30,31 @@ impl Simple {
         };
         let mut made = Self {
             problem,
-            inputs: Struct::zeroed("flashcore_inputs_t"),
-            outputs: Struct::zeroed("flashcore_outputs_t"),
-            tensors: vec![random(1), random(2), random(3), vec![0; bytes.div_ceil(8)]],
+            tensors: Tensors::default(),
+            memory: vec![random(1), random(2), random(3), vec![0; bytes.div_ceil(8)]],
             lse: vec![0.0; (batch * heads * length) as usize],
         };
-        for (name, tensor) in ["query", "key", "value"].into_iter().zip(&made.tensors) {
-            made.inputs.set_bytes(name, (tensor.as_ptr().cast(), bytes));
+        for (name, memory) in ["query", "key", "value", "output"].into_iter().zip(&mut made.memory) {
+            made.tensors.push(name, element.code(), (memory.as_mut_ptr().cast_const().cast(), bytes));
         }
-        made.outputs.set_bytes("output", (made.tensors[3].as_mut_ptr().cast_const().cast(), bytes));
         let rows = made.lse.as_mut_ptr().cast_const();
-        made.outputs.set_bytes("lse", (rows.cast(), made.lse.len() * 4));
+        made.tensors.push_as("lse", "F32", (rows.cast(), made.lse.len() * 4));
         made
     }
 
     pub(crate) fn run(&self, plan: Plan) -> Result<(), (i32, String)> {
-        // SAFETY: the structs point to the vectors of this value, and are as long as they.
-        unsafe { Library::get().run(plan, &self.inputs, &self.outputs) }
+        // SAFETY: the tensors are the vectors of this value, and as long as they.
+        unsafe { Library::get().try_run(plan, &self.tensors) }
     }
 
     /// Output and log-sum-exp, bit for bit.
     pub(crate) fn result(&self) -> (Vec<u64>, Vec<u32>) {
-        (self.tensors[3].clone(), self.lse.iter().map(|row| row.to_bits()).collect())
+        (self.memory[3].clone(), self.lse.iter().map(|row| row.to_bits()).collect())
     }
 
     /// Forgets the result.
     pub(crate) fn clear(&mut self) {
-        self.tensors[3].fill(u64::MAX);
+        self.memory[3].fill(u64::MAX);
         self.lse.fill(f32::NAN);
     }
 }

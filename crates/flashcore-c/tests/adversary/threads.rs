@@ -8,6 +8,7 @@ use crate::abi::header::Header;
 use crate::abi::library::{Library, Plan};
 use crate::abi::random::mix;
 use crate::child;
+use crate::fuzz;
 use crate::fuzz::case::{Case, Size};
 use crate::fuzz::element::Element;
 use crate::fuzz::tensors::{Inputs, Outputs, Poison};
@@ -138,7 +139,7 @@ fn digest_of_cases() -> u64 {
         outputs.fill(1);
         let plan = library.create(&case.problem(library)).unwrap();
         // SAFETY: the memory is there, and as long as it says.
-        unsafe { library.run(plan, &inputs.to_struct(&case), &outputs.to_struct()) }.unwrap();
+        unsafe { library.try_run(plan, &fuzz::tensors::list(&case, &inputs, &outputs)) }.unwrap();
         library.destroy(plan);
         let (rows, lse, _) = outputs.take(&case, 1);
         for byte in rows.iter().chain(&lse) {

@@ -76,6 +76,12 @@ impl Header {
                     let words: Vec<&str> = words.iter().copied().filter(|word| *word != "const").collect();
                     match words.as_slice() {
                         ["struct", inner] if !name.starts_with('*') => layout.append(name, &header.layouts[*inner]),
+                        [kind] if name.ends_with(']') => {
+                            let (name, count) = name.trim_end_matches(']').split_once('[').unwrap();
+                            for index in 0..count.parse::<usize>().unwrap() {
+                                layout.append(&format!("{name}.{index}"), &scalar(kind, false));
+                            }
+                        }
                         ["struct", inner] => layout.append(name.trim_start_matches('*'), &scalar(inner, true)),
                         [kind] => layout.append(name.trim_start_matches('*'), &scalar(kind, name.starts_with('*'))),
                         other => panic!("the header has a field of a kind that this test does not know: {other:?}"),
@@ -148,22 +154,31 @@ pub(crate) struct Struct {
 }
 
 impl Struct {
-    /// All zeros, but for the size.
+    /// All zeros.
     pub(crate) fn zeroed(name: &str) -> Self {
         let layout = Header::get().layout(name);
         assert!(layout.size.is_multiple_of(8) && layout.alignment == 8, "{name} is not made of words");
-        let mut made = Self { words: vec![0; layout.size / 8], layout };
-        made.set("struct_size", layout.size as i128);
-        made
+        Self { words: vec![0; layout.size / 8], layout }
     }
 
     /// Names of the fields that are integers, in the order of the struct; lengths of memory are not among them.
     pub(crate) fn sizes(&self) -> Vec<&'static str> {
-        self.layout
-            .integers()
-            .into_iter()
-            .filter(|name| name.rsplit_once('.').is_none_or(|(_, last)| last != "bytes"))
-            .collect()
+        self.layout.integers().into_iter().filter(|&name| name != "bytes").collect()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.size
+    }
+
+    /// A struct inside of this one.
+    pub(crate) fn inner(&self, field: &str, name: &str) -> Self {
+        let mut inner = Self::zeroed(name);
+        let (prefix, count) = (format!("{field}."), inner.words.len());
+        let first =
+            self.layout.fields.iter().filter(|(name, _)| name.starts_with(&prefix)).map(|(_, field)| field.offset);
+        let first = first.min().unwrap() / 8;
+        inner.words.copy_from_slice(&self.words[first..first + count]);
+        inner
     }
 
     pub(crate) fn address(&self) -> *const u64 {
@@ -207,12 +222,6 @@ impl Struct {
         self
     }
 
-    /// Sets address and length.
-    pub(crate) fn set_bytes(&mut self, name: &str, (address, bytes): (*const u8, usize)) -> &mut Self {
-        self.set(&format!("{name}.data"), address.addr() as i128);
-        self.set(&format!("{name}.bytes"), bytes as i128)
-    }
-
     /// An integer or an address.
     pub(crate) fn get(&self, name: &str) -> i128 {
         let Field { offset, kind } = self.field(name);
@@ -222,5 +231,86 @@ impl Struct {
             Kind::Integer64 | Kind::Address => i128::from(u64::from_ne_bytes(bytes)),
             Kind::Float | Kind::Double => panic!("{name} is no integer"),
         }
+    }
+}
+
+/// The tensors of a call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tensors {
+    pub(crate) entries: Vec<Struct>,
+}
+
+/// A type of Rust that a tensor may have.
+pub(crate) trait Plain {
+    /// Its name after `FLASHCORE_DTYPE_`.
+    const DTYPE: &'static str;
+}
+
+macro_rules! plain {
+    ($($Type:ty: $name:literal;)*) => {
+        $(impl Plain for $Type {
+            const DTYPE: &'static str = $name;
+        })*
+    };
+}
+
+plain! {
+    f32: "F32";
+    u8: "E4M3";
+    u32: "I32";
+    i32: "I32";
+    i64: "I64";
+}
+
+impl Tensors {
+    /// Adds a tensor; the operand by its name, the type by its number.
+    pub(crate) fn push(&mut self, operand: &str, dtype: i32, (data, bytes): (*const u8, usize)) -> &mut Struct {
+        let mut tensor = Struct::zeroed("flashcore_tensor_t");
+        tensor.set("operand", Header::get().constant(&operand.to_uppercase()).into()).set("dtype", dtype.into());
+        tensor.set("data", data.addr() as i128).set("bytes", bytes as i128);
+        self.entries.push(tensor);
+        self.entries.last_mut().unwrap()
+    }
+
+    /// Adds a tensor of floats or integers of 32 bits.
+    pub(crate) fn push_as(&mut self, operand: &str, dtype: &str, range: (*const u8, usize)) -> &mut Struct {
+        self.push(operand, Header::get().constant(&format!("DTYPE_{dtype}")), range)
+    }
+
+    /// Adds values that are read, with strides of the call.
+    pub(crate) fn with<T: Plain>(self, operand: &str, values: &[T], strides: &[u64]) -> Self {
+        self.add::<T>(operand, (values.as_ptr().cast(), size_of_val(values)), strides)
+    }
+
+    /// Adds values that are written, which nobody else may use until the call is over.
+    pub(crate) fn with_mut<T: Plain>(self, operand: &str, values: &mut [T], strides: &[u64]) -> Self {
+        let bytes = size_of_val(values);
+        self.add::<T>(operand, (values.as_mut_ptr().cast_const().cast(), bytes), strides)
+    }
+
+    fn add<T: Plain>(mut self, operand: &str, range: (*const u8, usize), strides: &[u64]) -> Self {
+        let tensor = self.push_as(operand, T::DTYPE, range);
+        for (index, &stride) in strides.iter().enumerate() {
+            tensor.set(&format!("strides.{index}"), stride.into());
+        }
+        self
+    }
+
+    /// The tensor of an operand.
+    pub(crate) fn get(&mut self, operand: &str) -> Option<&mut Struct> {
+        let number = i128::from(Header::get().constant(&operand.to_uppercase()));
+        self.entries.iter_mut().find(|tensor| tensor.get("operand") == number)
+    }
+
+    /// The same without an operand.
+    pub(crate) fn without(mut self, operand: &str) -> Self {
+        let number = i128::from(Header::get().constant(&operand.to_uppercase()));
+        self.entries.retain(|tensor| tensor.get("operand") != number);
+        self
+    }
+
+    /// The tensors one after the other, as a call takes them.
+    pub(crate) fn words(&self) -> Vec<u64> {
+        self.entries.iter().flat_map(|tensor| tensor.words.iter().copied()).collect()
     }
 }

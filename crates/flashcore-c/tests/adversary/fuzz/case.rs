@@ -137,7 +137,7 @@ impl Case {
         };
         let is_top_left = random.once_in(2);
         let usual = f64::from((1.0 / (head_dim as f64).sqrt()) as f32);
-        let is_double = Header::get().layout("flashcore_problem_t").is_double("scale");
+        let is_double = Header::get().layout("flashcore_attention_problem_t").is_double("scale");
         let scale = match random.below(12) {
             0 => -usual,
             1 => 0.0,

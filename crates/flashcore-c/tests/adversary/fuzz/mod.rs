@@ -83,7 +83,7 @@ pub(crate) fn try_case(library: &Library, case: &Case, sabotage: Option<Sabotage
         inputs.fill(case, poison);
         outputs.fill(salt);
         // SAFETY: the memory is there, and as long as it says.
-        if let Err((status, words)) = unsafe { library.run(plan, &inputs.to_struct(case), &outputs.to_struct()) } {
+        if let Err((status, words)) = unsafe { library.try_run(plan, &tensors::list(case, &inputs, &outputs)) } {
             verdict.complain(format!("refused: status {status}, {words}"));
             library.destroy(plan);
             return verdict;

@@ -2,7 +2,7 @@
 
 use super::case::{Case, Range, Strides};
 use super::element::Element;
-use crate::abi::header::Struct;
+use crate::abi::header::Tensors;
 use crate::abi::memory::{Pages, Side};
 use crate::abi::random::{Random, mix, normal_at, uniform_at};
 
@@ -220,28 +220,6 @@ impl Inputs {
         (self.memory[place.memory].address().wrapping_add(place.offset), place.bytes)
     }
 
-    /// The struct for the library.
-    pub(crate) fn to_struct(&self, case: &Case) -> Struct {
-        let mut inputs = Struct::zeroed("flashcore_inputs_t");
-        inputs.set_bytes("query", self.range(self.query));
-        inputs.set_bytes("key", self.range(self.key)).set_bytes("value", self.range(self.value));
-        let floats = [
-            ("alibi_slopes", &self.slopes),
-            ("sinks", &self.sinks),
-            ("bias", &self.bias),
-            ("seqused_k", &self.lengths),
-        ];
-        for (name, pages) in floats {
-            if let Some(pages) = pages {
-                inputs.set_bytes(name, pages.range());
-            }
-        }
-        for (dimension, stride) in ["batch", "head", "row", "key"].into_iter().zip(case.bias.unwrap_or_default()) {
-            inputs.set(&format!("bias_strides.{dimension}"), stride as i128);
-        }
-        inputs
-    }
-
     pub(crate) fn numbers(&self, case: &Case) -> Numbers {
         let read = |element: Element, bytes: &[u8]| -> Vec<f64> {
             bytes.chunks_exact(element.size()).map(|bytes| element.read(bytes)).collect()
@@ -300,16 +278,6 @@ impl Outputs {
         }
     }
 
-    /// The struct for the library.
-    pub(crate) fn to_struct(&self) -> Struct {
-        let mut outputs = Struct::zeroed("flashcore_outputs_t");
-        outputs.set_bytes("output", self.output.range());
-        if let Some(lse) = &self.lse {
-            outputs.set_bytes("lse", lse.range());
-        }
-        outputs
-    }
-
     /// The rows of the output, contiguous, and the log-sum-exps, as bytes; and the first byte between rows that changed.
     pub(crate) fn take(&self, case: &Case, salt: u64) -> (Vec<u8>, Vec<u8>, Option<usize>) {
         let (size, strides) = (case.element.size(), case.output_strides);
@@ -329,4 +297,31 @@ impl Outputs {
         let lse = self.lse.as_ref().map_or(Vec::new(), |pages| pages.bytes().to_vec());
         (rows, lse, (0..bytes.len()).find(changed))
     }
+}
+
+/// The tensors of a call.
+pub(crate) fn list(case: &Case, inputs: &Inputs, outputs: &Outputs) -> Tensors {
+    let mut tensors = Tensors::default();
+    let element = case.element.code();
+    for (name, place) in [("query", inputs.query), ("key", inputs.key), ("value", inputs.value)] {
+        tensors.push(name, element, inputs.range(place));
+    }
+    for (name, dtype, pages) in [
+        ("alibi_slopes", "F32", &inputs.slopes),
+        ("sinks", "F32", &inputs.sinks),
+        ("seqused_k", "I32", &inputs.lengths),
+        ("bias", "F32", &inputs.bias),
+        ("lse", "F32", &outputs.lse),
+    ] {
+        if let Some(pages) = pages {
+            tensors.push_as(name, dtype, pages.range());
+        }
+    }
+    if let (Some(bias), Some(strides)) = (tensors.get("bias"), case.bias) {
+        for (index, stride) in strides.into_iter().enumerate() {
+            bias.set(&format!("strides.{index}"), stride as i128);
+        }
+    }
+    tensors.push("output", element, outputs.output.range());
+    tensors
 }

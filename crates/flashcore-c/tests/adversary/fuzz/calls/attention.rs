@@ -1,30 +1,15 @@
 //! Calls of attention and of attention that continues.
 
-use std::ptr;
-
 use super::memory::{MEMORY, Memory, Pattern};
 use super::{Caller, constant};
-use crate::abi::header::{Header, Struct};
+use crate::abi::header::{Struct, Tensors};
 
 impl Caller<'_> {
     /// A problem with any operands.
     pub(super) fn problem(&mut self) -> Struct {
-        let mut problem = Struct::zeroed("flashcore_problem_t");
         let (batch, heads, length, dim) = (self.size(), self.size(), self.size(), self.size());
-        let (bytes, dtype) = (problem.get("struct_size") as u64, self.dtype());
-        // SAFETY: the struct has the size that the header says.
-        let status = unsafe {
-            (self.library.problem_init_sized)(
-                problem.address_mut(),
-                bytes,
-                batch as u64,
-                heads as u64,
-                length as u64,
-                dim as u64,
-                dtype,
-            )
-        };
-        self.answered(status, "flashcore_problem_init_sized");
+        let dtype = self.dtype();
+        let mut problem = self.library.problem(batch as u64, heads as u64, length as u64, dim as u64, dtype);
         if self.random.once_in(2) {
             let keys = self.size();
             problem.set("key_length", keys);
@@ -64,11 +49,12 @@ impl Caller<'_> {
     }
 
     /// Strides of a scale: of the tensor, by head, by sequence and head, by row and head.
-    pub(super) fn scale_strides(&mut self, target: &mut Struct, scale: &str, is_per_token: bool) {
+    pub(super) fn scale_strides(&mut self, tensors: &mut Tensors, scale: &str, is_per_token: bool) {
         let forms = [[0, 0, 0, 0], [0, 0, 0, 1], [8, 0, 0, 1], [0, 512, 8, 1]];
         let form = if is_per_token { forms[3] } else { self.random.pick(&forms) };
-        for (dimension, stride) in ["sequence", "batch", "row", "key_head"].into_iter().zip(form) {
-            target.set(&format!("{scale}.strides.{dimension}"), stride);
+        let tensor = tensors.get(scale).expect("it was added");
+        for (index, stride) in form.into_iter().enumerate() {
+            tensor.set(&format!("strides.{index}"), stride);
         }
     }
 
@@ -91,12 +77,17 @@ impl Caller<'_> {
         }
     }
 
-    /// Every input of attention that the problem has.
-    pub(super) fn inputs(&mut self, problem: &Struct) -> Struct {
-        let mut inputs = Struct::zeroed("flashcore_inputs_t");
+    /// The tensors of attention that the problem has; of a growing cache without keys and values, and without scales where
+    /// they are computed.
+    pub(super) fn tensors(&mut self, problem: &Struct, is_cache: bool, computes_scales: bool) -> Tensors {
+        let mut tensors = Tensors::default();
         let count = |name: &str| usize::try_from(problem.get(name).clamp(0, 1 << 16)).unwrap();
-        for (tensor, pattern) in [("query", Pattern::Floats), ("key", Pattern::Keys), ("value", Pattern::Values)] {
-            self.read(&mut inputs, tensor, pattern, MEMORY);
+        let dtype = problem.get("dtype");
+        self.read(&mut tensors, "query", dtype, Pattern::Floats, MEMORY);
+        if !is_cache {
+            let dtype = if problem.get("kv_dtype") == 0 { dtype } else { problem.get("kv_dtype") };
+            self.read(&mut tensors, "key", dtype, Pattern::Keys, MEMORY);
+            self.read(&mut tensors, "value", dtype, Pattern::Values, MEMORY);
         }
         let small = [Pattern::Zeros, Pattern::Zeros, Pattern::Zeros, Pattern::Ones, Pattern::Ones, Pattern::Garbage];
         let pages = [Pattern::Counted, Pattern::Counted, Pattern::Zeros, Pattern::Garbage];
@@ -118,66 +109,32 @@ impl Caller<'_> {
             ("aux_i32", "aux_i32", Pattern::Garbage, count("aux_i32")),
             ("bias", "bias", Pattern::Floats, MEMORY / 4),
         ];
-        for (switch, field, pattern, elements) in operands {
+        for (switch, operand, pattern, elements) in operands {
             if problem.get(switch) != 0 || self.random.once_in(100) {
-                self.read(&mut inputs, field, pattern, 4 * elements);
+                let is_float = ["alibi_slopes", "sinks", "aux_f32", "bias"].contains(&operand);
+                let dtype = constant(if is_float { "DTYPE_F32" } else { "DTYPE_I32" });
+                self.read(&mut tensors, operand, dtype, pattern, 4 * elements);
             }
         }
-        for (dimension, stride) in [("batch", 512), ("head", 64), ("row", 8), ("key", 1)] {
-            inputs.set(&format!("bias_strides.{dimension}"), stride);
+        if let Some(bias) = tensors.get("bias") {
+            for (index, stride) in [512, 64, 8, 1].into_iter().enumerate() {
+                bias.set(&format!("strides.{index}"), stride);
+            }
         }
         for scale in ["k_scale", "v_scale"] {
-            if problem.get(scale) != 0 || self.random.once_in(100) {
-                self.read(&mut inputs, &format!("{scale}.data"), Pattern::Scales, MEMORY);
-                self.scale_strides(&mut inputs, scale, false);
+            if !computes_scales && (problem.get(scale) != 0 || self.random.once_in(100)) {
+                self.read(&mut tensors, scale, constant("DTYPE_F32"), Pattern::Scales, MEMORY);
+                self.scale_strides(&mut tensors, scale, false);
             }
         }
-        self.disturb(&mut inputs);
-        inputs
-    }
-
-    pub(super) fn outputs(&mut self, problem: &Struct) -> Struct {
-        let mut outputs = Struct::zeroed("flashcore_outputs_t");
-        self.written(&mut outputs, "output", 0, MEMORY);
+        self.written(&mut tensors, "output", dtype, 0, MEMORY);
         if problem.get("lse") == 1 {
             let rows = match problem.get("cu_seqlens_q") {
                 1 => problem.get("total_q"),
                 _ => problem.get("batch").saturating_mul(problem.get("query_length")),
             };
             let bytes = rows.saturating_mul(problem.get("query_heads")).saturating_mul(4).clamp(0, MEMORY as i128);
-            self.written(&mut outputs, "lse", 1, bytes as usize);
-        }
-        self.disturb(&mut outputs);
-        outputs
-    }
-
-    /// Addresses and strides of scales in a struct with bytes.
-    pub(super) fn copy_scales(tensors: &mut Struct, from: &Struct, scales: &[&str]) {
-        for scale in scales {
-            tensors.set(&format!("{scale}.data"), from.get(&format!("{scale}.data.data")));
-            for dimension in ["sequence", "batch", "row", "key_head", "query_head"] {
-                let name = format!("{scale}.strides.{dimension}");
-                tensors.set(&name, from.get(&name));
-            }
-        }
-    }
-
-    /// The addresses of a run in one struct; `None` if a range is none that a run may have.
-    pub(super) fn tensors(inputs: &Struct, outputs: &Struct) -> Struct {
-        let mut tensors = Struct::zeroed("flashcore_tensors_t");
-        for name in ["query", "key", "value", "alibi_slopes", "sinks", "seqused_k", "aux_f32", "aux_i32", "bias"] {
-            tensors.set(name, inputs.get(&format!("{name}.data")));
-        }
-        for name in ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "leftpad_k", "kv_batch_idx", "page_table"] {
-            tensors.set(name, inputs.get(&format!("{name}.data")));
-        }
-        for dimension in ["batch", "head", "row", "key"] {
-            let name = format!("bias_strides.{dimension}");
-            tensors.set(&name, inputs.get(&name));
-        }
-        Self::copy_scales(&mut tensors, inputs, &["q_scale", "k_scale", "v_scale"]);
-        for name in ["output", "lse"] {
-            tensors.set(name, outputs.get(&format!("{name}.data")));
+            self.written(&mut tensors, "lse", constant("DTYPE_F32"), 1, bytes as usize);
         }
         tensors
     }
@@ -192,44 +149,22 @@ impl Caller<'_> {
             self.expressions(&mut problem);
         }
         self.disturb(&mut problem);
-        let library = self.library;
-        // SAFETY: the struct is as large as it says, and its texts end.
-        let made = self.create("flashcore_plan_create", |kind, plan| unsafe {
-            (library.plan_create)(problem.address(), kind, 1, plan)
-        });
-        let Some(plan) = made else { return false };
-        let (inputs, outputs) = (self.inputs(&problem), self.outputs(&problem));
-        // SAFETY: the structs say what memory there is, or something that is refused.
-        let status = unsafe { (library.plan_run_host)(plan, inputs.address(), outputs.address()) };
-        let is_computed = self.answered(status, "flashcore_plan_run_host");
+        let Some(plan) = self.create(&problem) else { return false };
+        let mut tensors = self.tensors(&problem, false, false);
+        self.disturb_tensors(&mut tensors);
+        let is_computed = self.run(plan, &tensors);
         if is_computed {
-            let by_bytes = self.results();
-            self.memory.poison();
-            let mut tensors = Self::tensors(&inputs, &outputs);
-            // SAFETY: the memory was long enough in the run before.
-            let status = unsafe { (library.plan_run_tensors)(plan, tensors.address()) };
-            if !self.answered(status, "flashcore_plan_run_tensors") || self.results() != by_bytes {
-                let words = library.last_error();
-                self.complain(format!("a run by addresses differs from one by bytes: {words}"));
-            }
             // One address less, or one off: refused, or one that nobody needs.
-            let name = self.random.pick(&["query", "key", "value", "output", "lse", "sinks", "page_table", "aux_f32"]);
-            tensors.set(name, if self.random.once_in(2) || tensors.get(name) == 0 { 0 } else { tensors.get(name) + 1 });
+            let index = self.random.below(tensors.entries.len());
+            let tensor = &mut tensors.entries[index];
+            let data = if self.random.once_in(2) { 0 } else { tensor.get("data") + 1 };
+            tensor.set("data", data);
             self.memory.poison();
-            // SAFETY: as above; what is misaligned is refused.
-            let status = unsafe { (library.plan_run_tensors)(plan, tensors.address()) };
-            if !self.answered(status, "flashcore_plan_run_tensors") && !self.memory.is_poison() {
-                self.complain(format!("{name} was refused, and something was written"));
-            }
-            // SAFETY: a plan on the CPU launches nothing.
-            let status = unsafe { (library.plan_launch_tensors)(plan, ptr::null_mut(), tensors.address()) };
-            if self.answered(status, "flashcore_plan_launch_tensors") {
-                self.complain("a plan on the CPU was launched".to_owned());
+            if !self.run(plan, &tensors) && !self.memory.is_poison() {
+                self.complain(format!("tensor {index} was refused, and something was written"));
             }
         }
-        // SAFETY: a plan.
-        let status = unsafe { (library.plan_destroy)(plan) };
-        self.answered(status, "flashcore_plan_destroy");
+        self.end(plan, &tensors);
         is_computed
     }
 
@@ -237,14 +172,11 @@ impl Caller<'_> {
     pub(super) fn continuation(&mut self) -> bool {
         let mut problem = self.problem();
         problem.set("lse", i128::from(!self.random.once_in(20)));
+        problem.set("base.operation", constant("OPERATION_CONTINUE"));
         self.disturb(&mut problem);
-        let library = self.library;
-        // SAFETY: the struct is as large as it says.
-        let made = self.create("flashcore_continue_create", |kind, plan| unsafe {
-            (library.continue_create)(problem.address(), kind, 0, plan)
-        });
-        let Some(plan) = made else { return false };
-        let (inputs, outputs) = (self.inputs(&problem), self.outputs(&problem));
+        let Some(plan) = self.create(&problem) else { return false };
+        let mut tensors = self.tensors(&problem, false, false);
+        self.disturb_tensors(&mut tensors);
         let start = |memory: &mut Memory| {
             memory.outputs[0].bytes_mut().fill(0);
             memory.outputs[1].bytes_mut().chunks_exact_mut(4).for_each(|lse| {
@@ -252,52 +184,28 @@ impl Caller<'_> {
             });
         };
         start(self.memory);
-        // SAFETY: the structs say what memory there is, or something that is refused.
-        let status = unsafe { (library.continue_run_host)(plan, inputs.address(), outputs.address()) };
-        let is_computed = self.answered(status, "flashcore_continue_run_host");
+        let is_computed = self.run(plan, &tensors);
         let continued = self.results();
         if is_computed {
             start(self.memory);
-            let tensors = Self::tensors(&inputs, &outputs);
-            // SAFETY: the memory was long enough in the run before.
-            let status = unsafe { (library.continue_run_tensors)(plan, tensors.address()) };
-            if !self.answered(status, "flashcore_continue_run_tensors") || self.results() != continued {
-                self.complain("a continuation by addresses differs from one by bytes".to_owned());
-            }
-            // SAFETY: a plan on the CPU launches nothing.
-            let status = unsafe { (library.continue_launch)(plan, ptr::null_mut(), tensors.address()) };
-            if self.answered(status, "flashcore_continue_launch") {
-                self.complain("a plan on the CPU was launched".to_owned());
-            }
-            start(self.memory);
-            self.compare_with_a_plan(&problem, &inputs, &outputs, &continued);
+            self.compare_with_a_plan(&mut problem, &tensors, &continued);
         }
         self.memory.poison();
-        // SAFETY: a plan.
-        let status = unsafe { (library.continue_destroy)(plan) };
-        self.answered(status, "flashcore_continue_destroy");
+        self.end(plan, &tensors);
         is_computed
     }
 
-    pub(super) fn compare_with_a_plan(
-        &mut self,
-        problem: &Struct,
-        inputs: &Struct,
-        outputs: &Struct,
-        continued: &[Vec<u8>; 2],
-    ) {
-        let library = self.library;
-        let mut plan = ptr::null_mut();
-        // SAFETY: the structs and the memory of the run before.
-        let status = unsafe {
-            (library.plan_create)(problem.address(), Header::get().constant("DEVICE_CPU"), 0, &raw mut plan);
-            (library.plan_run_host)(plan, inputs.address(), outputs.address())
-        };
-        if !self.answered(status, "flashcore_plan_run_host") {
-            self.complain("a plan refuses what a continuation takes".to_owned());
+    fn compare_with_a_plan(&mut self, problem: &mut Struct, tensors: &Tensors, continued: &[Vec<u8>; 2]) {
+        problem.set("base.operation", constant("OPERATION_ATTENTION"));
+        match self.library.create(problem) {
+            Ok(plan) => {
+                if !self.run(plan, tensors) {
+                    self.complain("a plan refuses what a continuation takes".to_owned());
+                }
+                self.library.destroy(plan);
+            }
+            Err((_, words)) => self.complain(format!("there is a continuation, and no plan: {words}")),
         }
-        // SAFETY: a plan.
-        unsafe { (library.plan_destroy)(plan) };
         let numbers = |bytes: &[u8]| -> Vec<f32> {
             bytes.chunks_exact(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap())).collect()
         };

@@ -1,8 +1,7 @@
 //! Random calls of every operation, with arguments that are right, nearly right and absurd.
 //!
 //! Each call has a status and words that belong together, a refused one writes nothing, inputs lie in memory that cannot be
-//! written and end at a page that cannot be touched. A run by addresses gives the bits of a run by bytes, and attention
-//! that continues from nothing that of a plan.
+//! written and end at a page that cannot be touched. Attention that continues from nothing is that of a plan.
 
 mod attention;
 mod memory;
@@ -10,7 +9,7 @@ mod operations;
 
 use std::ptr;
 
-use crate::abi::header::{Header, Struct};
+use crate::abi::header::{Header, Struct, Tensors};
 use crate::abi::library::{Library, Plan};
 use crate::abi::random::Random;
 use memory::{MEMORY, Memory, Pattern};
@@ -88,11 +87,6 @@ impl Caller<'_> {
         status == 0
     }
 
-    /// All memory that a call may write.
-    fn everything(&self) -> Vec<Vec<u8>> {
-        self.memory.outputs.iter().map(|pages| pages.bytes().to_vec()).collect()
-    }
-
     fn size(&mut self) -> i128 {
         self.random.pick(&[1, 1, 2, 2, 3, 4, 8])
     }
@@ -102,45 +96,68 @@ impl Caller<'_> {
         Header::get().constant(self.random.pick(&names))
     }
 
-    /// Sometimes changes a field, to something that may be wrong.
+    /// Sometimes changes a field of a problem, to something that may be wrong.
     fn disturb(&mut self, target: &mut Struct) {
         if !self.random.once_in(10) {
             return;
         }
         for _ in 0..self.random.within(1, 2) {
             let field = self.random.pick(&target.sizes());
-            let before = target.get(field);
-            let absurd = [
-                0,
-                1,
-                2,
-                3,
-                5,
-                7,
-                -1,
-                -2,
-                before + 1,
-                before - 1,
-                before * 2,
-                1 << 20,
-                1 << 31,
-                1 << 32,
-                1 << 48,
-                i128::from(i32::MAX),
-                i128::from(i64::MAX),
-                i128::from(u64::MAX),
-            ];
-            let value = self.random.pick(&absurd);
-            // A size of a struct beyond what it has would be a lie about memory, unless it is refused unseen.
-            let is_lie = field == "struct_size" && value > before && value <= 4096;
-            if !is_lie {
-                target.set(field, value);
+            let value = self.absurd(target.get(field));
+            target.set(field, value);
+        }
+    }
+
+    /// Sometimes changes a tensor, to something that may be wrong. What is read never becomes what is written.
+    fn disturb_tensors(&mut self, tensors: &mut Tensors) {
+        if tensors.entries.is_empty() || !self.random.once_in(6) {
+            return;
+        }
+        let index = self.random.below(tensors.entries.len());
+        match self.random.below(6) {
+            0 => {
+                tensors.entries.remove(index);
+            }
+            1 => tensors.entries.push(tensors.entries[index].clone()),
+            2 => {
+                let number = self.random.pick(&[0, -1, -2, -3, 1000, i128::from(i32::MIN), i128::from(i32::MAX)]);
+                tensors.entries[index].set("operand", number);
+            }
+            _ => {
+                let field =
+                    self.random.pick(&["dtype", "strides.0", "strides.1", "strides.2", "strides.3", "strides.4"]);
+                let value = self.absurd(tensors.entries[index].get(field));
+                tensors.entries[index].set(field, value);
             }
         }
     }
 
-    /// Sets a tensor that is read: of so many bytes, and sometimes of other memory.
-    fn read(&mut self, target: &mut Struct, field: &str, pattern: Pattern, bytes: usize) {
+    fn absurd(&mut self, before: i128) -> i128 {
+        let absurd = [
+            0,
+            1,
+            2,
+            3,
+            5,
+            7,
+            -1,
+            -2,
+            before + 1,
+            before - 1,
+            before * 2,
+            1 << 20,
+            1 << 31,
+            1 << 32,
+            1 << 48,
+            i128::from(i32::MAX),
+            i128::from(i64::MAX),
+            i128::from(u64::MAX),
+        ];
+        self.random.pick(&absurd)
+    }
+
+    /// Adds a tensor that is read: of so many bytes, and sometimes of other memory.
+    fn read(&mut self, tensors: &mut Tensors, operand: &str, dtype: i128, pattern: Pattern, bytes: usize) {
         let (data, whole) = self.memory.input(pattern, bytes);
         let range = match self.random.below(200) {
             0 => (ptr::null(), 0),
@@ -152,10 +169,10 @@ impl Caller<'_> {
             6 => self.memory.outputs[0].range(), // overlaps the output
             _ => (data, whole),
         };
-        target.set_bytes(field, range);
+        tensors.push(operand, dtype as i32, range);
     }
 
-    fn written(&mut self, target: &mut Struct, field: &str, piece: usize, bytes: usize) {
+    fn written(&mut self, tensors: &mut Tensors, operand: &str, dtype: i128, piece: usize, bytes: usize) {
         let bytes = bytes.min(MEMORY);
         let data = self.memory.outputs[piece].address().cast_const().wrapping_add(MEMORY - bytes);
         let range = match self.random.below(150) {
@@ -165,22 +182,45 @@ impl Caller<'_> {
             3 => (data, usize::MAX - 7),
             _ => (data, bytes),
         };
-        target.set_bytes(field, range);
+        tensors.push(operand, dtype as i32, range);
     }
 
-    fn create(&mut self, call: &str, create: impl FnOnce(i32, *mut Plan) -> i32) -> Option<Plan> {
+    /// Makes a plan of a problem, mostly on the CPU.
+    fn create(&mut self, problem: &Struct) -> Option<Plan> {
         let kind = if self.random.once_in(60) {
             self.random.below(5) as i32 - 1
         } else {
             Header::get().constant("DEVICE_CPU")
         };
         let mut plan: Plan = ptr::dangling_mut();
-        let status = create(kind, &raw mut plan);
-        let is_made = self.answered(status, call);
+        // SAFETY: the struct is as large as the header says, and its texts end.
+        let status = unsafe { (self.library.plan_create)(problem.address(), kind, 1, ptr::null(), &raw mut plan) };
+        let is_made = self.answered(status, "flashcore_plan_create");
         if is_made == plan.is_null() {
-            self.complain(format!("{call} returned {status}, and the plan is {plan:p}"));
+            self.complain(format!("flashcore_plan_create returned {status}, and the plan is {plan:p}"));
         }
         is_made.then_some(plan)
+    }
+
+    /// Runs a plan; true if it computed.
+    fn run(&mut self, plan: Plan, tensors: &Tensors) -> bool {
+        let words = tensors.words();
+        // SAFETY: the tensors say what memory there is, or something that is refused.
+        let status = unsafe { (self.library.run)(plan, words.as_ptr(), tensors.entries.len() as u64) };
+        self.answered(status, "flashcore_run")
+    }
+
+    /// Launches a plan on the CPU, which is refused, and destroys it.
+    fn end(&mut self, plan: Plan, tensors: &Tensors) {
+        let (words, count) = (tensors.words(), tensors.entries.len() as u64);
+        // SAFETY: a plan on the CPU launches nothing.
+        let status = unsafe { (self.library.launch)(plan, ptr::null_mut(), words.as_ptr(), count) };
+        if self.answered(status, "flashcore_launch") {
+            self.complain("a plan on the CPU was launched".to_owned());
+        }
+        // SAFETY: a plan.
+        let status = unsafe { (self.library.plan_destroy)(plan) };
+        self.answered(status, "flashcore_plan_destroy");
     }
 }
 
