@@ -65,7 +65,7 @@ pub struct BiasView<'a> {
 }
 
 /// A list of tensors, borrowed: views, or owned tensors.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub enum TensorList<'a> {
     /// Views.
     Views(&'a [TensorView<'a>]),
@@ -102,6 +102,13 @@ impl<'a> TensorList<'a> {
     /// The tensors in their order.
     pub fn iter(self) -> impl Iterator<Item = TensorView<'a>> {
         (0..self.len()).map(move |index| self.get(index))
+    }
+}
+
+/// Lists are equal if their tensors are, owned or not.
+impl PartialEq for TensorList<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
     }
 }
 
