@@ -55,7 +55,7 @@ fn gpu(ordinal: usize) -> std::result::Result<Device, flashcore::Error> {
 
 fn find(problem: &Problem, place: Place) -> Option<Arc<Plan>> {
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    let index = plans.iter().position(|(other, plan)| *other == place && plan.problem() == problem)?;
+    let index = plans.iter().position(|(other, plan)| *other == place && plan.problem() == Some(problem))?;
     plans[..=index].rotate_right(1);
     Some(plans[0].1.clone())
 }

@@ -3,17 +3,16 @@
 use std::ffi::c_void;
 
 use api::{
-    AppendPlan, AppendTensors, BiasStrides, BiasView, Config, ContinuePlan, DType, Device, DeviceTensors, InputViews,
-    KvCacheInputs, KvCacheOutputs, KvCachePlan, KvCacheTensors, MergePlan, MergeTensors, Operand, OutputViews,
-    PartAddresses, Plan, PlanOptions, PositionType, Positions, Problem as ApiProblem, ScaleStrides, ScaleView,
-    ScaleViewMut, TensorView, TensorViewMut,
+    BiasStrides, BiasView, Config, DType, Device, DeviceTensors, InputViews, Operand, Operation, OutputViews, Plan,
+    PlanOptions, PositionType, Positions, Problem as ApiProblem, ScaleStrides, ScaleView, ScaleViewMut, TensorView,
+    TensorViewMut,
 };
 
 use crate::problem::{
-    AnyProblem, FLASHCORE_DTYPE_BF16, FLASHCORE_DTYPE_E4M3, FLASHCORE_DTYPE_E5M2, FLASHCORE_DTYPE_F16,
-    FLASHCORE_DTYPE_F32, FLASHCORE_DTYPE_F64, FLASHCORE_DTYPE_I32, FLASHCORE_DTYPE_I64,
+    FLASHCORE_DTYPE_BF16, FLASHCORE_DTYPE_E4M3, FLASHCORE_DTYPE_E5M2, FLASHCORE_DTYPE_F16, FLASHCORE_DTYPE_F32,
+    FLASHCORE_DTYPE_F64, FLASHCORE_DTYPE_I32, FLASHCORE_DTYPE_I64,
 };
-use crate::status::{FLASHCORE_UNSUPPORTED, Failure};
+use crate::status::Failure;
 use crate::tensor::{Tensor, Tensors, ValueCache};
 
 const TYPES: [(DType, i32); 6] = [
@@ -25,64 +24,22 @@ const TYPES: [(DType, i32); 6] = [
     (DType::E5m2, FLASHCORE_DTYPE_E5M2),
 ];
 
-/// A plan of any operation.
-pub(crate) enum AnyPlan {
-    Attention(Plan),
-    Continue(Box<ContinuePlan>),
-    Append(AppendPlan),
-    KvCache(KvCachePlan),
-    Merge(MergePlan),
-}
-
 fn code(dtype: DType) -> i32 {
     TYPES.into_iter().find(|&(other, _)| other == dtype).map_or(0, |(_, code)| code)
 }
 
+/// A plan of any operation and the tensors of its calls.
+pub(crate) struct AnyPlan(pub(crate) Plan);
+
 impl AnyPlan {
-    pub(crate) fn new(problem: AnyProblem, device: &Device, config: Option<Config>) -> Result<Self, Failure> {
-        let options = PlanOptions::default().with_config(config);
-        if let (Some(config), AnyProblem::Append(_) | AnyProblem::Merge(_) | AnyProblem::Continue(_)) =
-            (config, &problem)
+    pub(crate) fn new(operation: Operation, device: &Device, config: Option<Config>) -> Result<Self, Failure> {
+        if let (Some(config), Operation::Append(_) | Operation::Merge(_) | Operation::Continue(_)) =
+            (config, &operation)
         {
             let message = format!("config is {config}; it must be null, for there is one kernel of this operation");
             return Err(Failure::argument(message));
         }
-        Ok(match problem {
-            AnyProblem::Attention(problem) => Self::Attention(Plan::with_options(&problem, device, options)?),
-            AnyProblem::Continue(problem) => Self::Continue(Box::new(ContinuePlan::new(&problem, device)?)),
-            AnyProblem::Append(problem) => Self::Append(AppendPlan::new(&problem, device)?),
-            AnyProblem::KvCache(problem) => Self::KvCache(KvCachePlan::with_options(&problem, device, options)?),
-            AnyProblem::Merge(problem) => Self::Merge(MergePlan::new(&problem, device)?),
-        })
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        match self {
-            Self::Attention(plan) => plan.device(),
-            Self::Continue(plan) => plan.device(),
-            Self::Append(plan) => plan.device(),
-            Self::KvCache(plan) => plan.device(),
-            Self::Merge(plan) => plan.device(),
-        }
-    }
-
-    pub(crate) fn description(&self) -> String {
-        match self {
-            Self::Attention(plan) => plan.report().to_string(),
-            Self::Continue(plan) => plan.report().to_string(),
-            Self::KvCache(plan) => plan.report().to_string(),
-            Self::Append(plan) => format!("{:?}", plan.problem()),
-            Self::Merge(plan) => format!("{:?}", plan.problem()),
-        }
-    }
-
-    pub(crate) fn workspace_bytes(&self) -> usize {
-        match self {
-            Self::Attention(plan) => plan.workspace_bytes(),
-            Self::Continue(plan) => plan.workspace_bytes(),
-            Self::KvCache(plan) => plan.workspace_bytes(),
-            Self::Append(_) | Self::Merge(_) => 0,
-        }
+        Ok(Self(Plan::with_options(operation, device, PlanOptions::default().with_config(config))?))
     }
 
     /// The element type of an operand; `None` if it is none of the operation.
@@ -120,43 +77,43 @@ impl AnyPlan {
                 _ => None,
             }
         };
-        fixed.or_else(|| match self {
-            Self::Attention(plan) => attention(plan.problem()),
-            Self::Continue(plan) => attention(plan.problem()),
-            Self::KvCache(plan) => match operand {
+        fixed.or_else(|| match self.0.operation() {
+            Operation::Attention(problem) | Operation::Continue(problem) => attention(problem),
+            Operation::KvCache(problem) => match operand {
                 Operand::NewKey | Operand::NewValue | Operand::QueryNorm | Operand::KeyNorm => {
-                    Some(code(plan.problem().attention.dtype))
+                    Some(code(problem.attention.dtype))
                 }
-                Operand::KeyCache | Operand::ValueCache => Some(code(plan.problem().append(0).cache_dtype())),
-                Operand::Cos | Operand::Sin => Some(code(plan.problem().append(0).table_dtype())),
+                Operand::KeyCache | Operand::ValueCache => Some(code(problem.append(0).cache_dtype())),
+                Operand::Cos | Operand::Sin => Some(code(problem.append(0).table_dtype())),
                 Operand::Key | Operand::Value => None,
-                _ => attention(&plan.problem().attention),
+                _ => attention(&problem.attention),
             },
-            Self::Append(plan) => match operand {
-                Operand::KeyCache | Operand::ValueCache => Some(code(plan.problem().cache_dtype())),
-                Operand::Cos | Operand::Sin => Some(code(plan.problem().table_dtype())),
-                Operand::Positions => plan.problem().rotary.map(|rotary| match rotary.positions {
+            Operation::Append(problem) => match operand {
+                Operand::KeyCache | Operand::ValueCache => Some(code(problem.cache_dtype())),
+                Operand::Cos | Operand::Sin => Some(code(problem.table_dtype())),
+                Operand::Positions => problem.rotary.map(|rotary| match rotary.positions {
                     PositionType::I32 => FLASHCORE_DTYPE_I32,
                     PositionType::I64 => FLASHCORE_DTYPE_I64,
                 }),
                 O::Query | O::NewKey | O::NewValue | O::QueryOutput | O::QueryNorm | O::KeyNorm => {
-                    Some(code(plan.problem().dtype))
+                    Some(code(problem.dtype))
                 }
                 _ => None,
             },
-            Self::Merge(plan) => match operand {
-                Operand::PartOutputs => Some(code(plan.problem().part_dtype)),
-                Operand::Output => Some(code(plan.problem().dtype)),
+            Operation::Merge(problem) => match operand {
+                Operand::PartOutputs => Some(code(problem.part_dtype)),
+                Operand::Output => Some(code(problem.dtype)),
                 _ => None,
             },
+            _ => None,
         })
     }
 
     /// True for operands that a run writes.
     fn is_written(&self, operand: Operand) -> bool {
-        let computes_scales = match self {
-            Self::Append(plan) => plan.problem().compute_scales,
-            Self::KvCache(plan) => plan.problem().compute_scales,
+        let computes_scales = match self.0.operation() {
+            Operation::Append(problem) => problem.compute_scales,
+            Operation::KvCache(problem) => problem.compute_scales,
             _ => false,
         };
         match operand {
@@ -182,17 +139,18 @@ impl AnyPlan {
                 | O::KScale
                 | O::VScale
         );
-        match self {
-            Self::Attention(_) | Self::Continue(_) => (operand as u32) <= O::VScale as u32,
-            Self::KvCache(_) => {
+        match self.0.operation() {
+            Operation::Attention(_) | Operation::Continue(_) => (operand as u32) <= O::VScale as u32,
+            Operation::KvCache(_) => {
                 of_append
                     || matches!(operand, O::CuSeqlensKNew | O::RotarySeqlens)
                     || (operand as u32) <= O::VScale as u32 && !matches!(operand, O::Key | O::Value)
             }
-            Self::Append(_) => {
+            Operation::Append(_) => {
                 of_append || matches!(operand, O::Query | O::QueryOutput | O::SlotMapping | O::Positions)
             }
-            Self::Merge(_) => matches!(operand, O::PartOutputs | O::PartLses | O::Output | O::Lse),
+            Operation::Merge(_) => matches!(operand, O::PartOutputs | O::PartLses | O::Output | O::Lse),
+            _ => false,
         }
     }
 
@@ -220,26 +178,16 @@ impl AnyPlan {
             outputs.value_cache = TensorViewMut::default();
             outputs.value_offset = Some(bytes / memory.float().size_bytes());
         }
-        match self {
-            Self::Attention(plan) => plan.run(inputs, outputs),
-            Self::Continue(plan) => plan.run(inputs, outputs),
-            Self::Append(plan) => plan.run(&inputs, outputs),
-            Self::KvCache(plan) => {
-                let (inputs, outputs) = kv_cache(&inputs, outputs);
-                plan.run(&inputs, outputs)
-            }
-            Self::Merge(plan) => {
-                let num_parts = plan.problem().num_parts;
-                let of_parts = |operand| parts(tensors, num_parts, operand);
-                let (part_outputs, part_lses) = (of_parts(Operand::PartOutputs)?, of_parts(Operand::PartLses)?);
-                // SAFETY: as above; each part lies inside of the memory of its tensor.
-                let views = |parts: &[Tensor]| parts.iter().map(|part| unsafe { part.view() }).collect::<Vec<_>>();
-                let (part_outputs, part_lses) = (views(&part_outputs), views(&part_lses));
-                let inputs = inputs.with_part_outputs(&part_outputs[..]).with_part_lses(&part_lses[..]);
-                plan.run(&inputs, outputs)
-            }
-        }
-        .map_err(Failure::from)
+        let Operation::Merge(problem) = self.0.operation() else {
+            return self.0.run(inputs, outputs).map_err(Failure::from);
+        };
+        let of_parts = |operand| parts(tensors, problem.num_parts, operand);
+        let (part_outputs, part_lses) = (of_parts(Operand::PartOutputs)?, of_parts(Operand::PartLses)?);
+        // SAFETY: as above; each part lies inside of the memory of its tensor.
+        let views = |parts: &[Tensor]| parts.iter().map(|part| unsafe { part.view() }).collect::<Vec<_>>();
+        let (part_outputs, part_lses) = (views(&part_outputs), views(&part_lses));
+        let inputs = inputs.with_part_outputs(&part_outputs[..]).with_part_lses(&part_lses[..]);
+        self.0.run(inputs, outputs).map_err(Failure::from)
     }
 
     /// Launches on device memory.
@@ -248,37 +196,20 @@ impl AnyPlan {
     ///
     /// As for `flashcore_launch`.
     pub(crate) unsafe fn launch(&self, stream: *mut c_void, tensors: &Tensors) -> Result<(), Failure> {
-        let at = |operand| tensors.address(operand);
-        let has_tokens = matches!(self, Self::Append(_) | Self::Merge(_));
+        let has_tokens = matches!(self.0.operation(), Operation::Append(_) | Operation::Merge(_));
         if let Some(tokens) = tensors.tokens.filter(|_| !has_tokens) {
             let message = format!("FLASHCORE_TOKENS is {tokens}; it is for an append or a merge");
             return Err(Failure::argument(message));
         }
-        if let (Some(workspace), bytes) = (tensors.workspace, self.workspace_bytes() as u64)
+        if let (Some(workspace), bytes) = (tensors.workspace, self.0.workspace_bytes() as u64)
             && workspace.bytes < bytes
         {
             let given = workspace.bytes;
             return Err(Failure::argument(format!("FLASHCORE_WORKSPACE has {given} bytes; the plan needs {bytes}")));
         }
+        let tensors = addresses(tensors)?;
         // SAFETY: the contract of this function.
-        unsafe {
-            match self {
-                Self::Attention(plan) => plan.launch(stream, addresses(tensors, [Operand::Key, Operand::Value])?),
-                Self::Continue(plan) => plan.launch(stream, addresses(tensors, [Operand::Key, Operand::Value])?),
-                Self::KvCache(plan) => {
-                    let attention = addresses(tensors, [Operand::KeyCache, Operand::ValueCache])?;
-                    let tensors = KvCacheTensors::new(attention, at(Operand::NewKey), at(Operand::NewValue))
-                        .with_cu_seqlens_k_new(at(Operand::CuSeqlensKNew))
-                        .with_rotary_seqlens(at(Operand::RotarySeqlens))
-                        .with_rotary(at(Operand::Cos), at(Operand::Sin))
-                        .with_qk_norm(at(Operand::QueryNorm), at(Operand::KeyNorm));
-                    plan.launch(stream, tensors)
-                }
-                Self::Append(plan) => plan.launch(stream, append_addresses(tensors)?),
-                Self::Merge(plan) => plan.launch(stream, merge_addresses(tensors)?),
-            }
-        }
-        .map_err(Failure::from)
+        unsafe { self.0.launch(stream, tensors) }.map_err(Failure::from)
     }
 
     /// Checks lengths, pages and slots of a launch.
@@ -287,20 +218,9 @@ impl AnyPlan {
     ///
     /// As for `flashcore_check`.
     pub(crate) unsafe fn check(&self, stream: *mut c_void, tensors: &Tensors) -> Result<(), Failure> {
+        let tensors = addresses(tensors)?;
         // SAFETY: the contract of this function.
-        unsafe {
-            match self {
-                Self::Attention(plan) => {
-                    plan.check_lengths(stream, addresses(tensors, [Operand::Key, Operand::Value])?)
-                }
-                Self::Append(plan) => plan.check_slots(stream, append_addresses(tensors)?),
-                Self::Continue(_) | Self::KvCache(_) | Self::Merge(_) => {
-                    let message = "flashcore_check is for attention and append; run the others in the host's memory";
-                    return Err(Failure { status: FLASHCORE_UNSUPPORTED, message: message.to_owned() });
-                }
-            }
-        }
-        .map_err(Failure::from)
+        unsafe { self.0.check_lengths(stream, tensors) }.map_err(Failure::from)
     }
 }
 
@@ -407,36 +327,6 @@ fn bias_strides(tensor: &Tensor) -> Result<BiasStrides, Failure> {
     Ok(BiasStrides { batch, head, row, key })
 }
 
-/// Views of attention with a growing cache: the key and the value of its attention are the new ones.
-fn kv_cache<'a>(given: &InputViews<'a>, written: OutputViews<'a>) -> (KvCacheInputs<'a>, KvCacheOutputs<'a>) {
-    let mut attention = InputViews::new(given.query, given.new_key, given.new_value);
-    attention.cu_seqlens_q = given.cu_seqlens_q;
-    attention.cu_seqlens_k = given.cu_seqlens_k;
-    attention.seqused_q = given.seqused_q;
-    attention.seqused_k = given.seqused_k;
-    attention.leftpad_k = given.leftpad_k;
-    attention.kv_batch_idx = given.kv_batch_idx;
-    attention.page_table = given.page_table;
-    attention.alibi_slopes = given.alibi_slopes;
-    attention.sinks = given.sinks;
-    (attention.aux_f32, attention.aux_i32) = (given.aux_f32, given.aux_i32);
-    attention.bias = given.bias;
-    (attention.q_scale, attention.k_scale, attention.v_scale) = (given.q_scale, given.k_scale, given.v_scale);
-    let mut inputs = KvCacheInputs::new(attention);
-    (inputs.cu_seqlens_k_new, inputs.rotary_seqlens) = (given.cu_seqlens_k_new, given.rotary_seqlens);
-    let there = |tensor: TensorView<'a>| (!tensor.data.is_empty()).then_some(tensor);
-    (inputs.cos, inputs.sin) = (there(given.cos), there(given.sin));
-    (inputs.query_norm, inputs.key_norm) = (there(given.query_norm), there(given.key_norm));
-    let mut attended = OutputViews::new(written.output);
-    attended.lse = written.lse;
-    let mut outputs = match written.value_offset {
-        None => KvCacheOutputs::new(written.key_cache, written.value_cache, attended),
-        Some(offset) => KvCacheOutputs::interleaved(written.key_cache, offset, attended),
-    };
-    (outputs.k_scale, outputs.v_scale) = (written.k_scale, written.v_scale);
-    (inputs, outputs)
-}
-
 /// The tensors of a list: one entry for each part of a merge, or one for all with the distance between them.
 fn parts(tensors: &Tensors, num_parts: usize, operand: Operand) -> Result<Vec<Tensor>, Failure> {
     let given: Vec<Tensor> = tensors.all(operand).copied().collect();
@@ -476,83 +366,39 @@ fn part_stride(operand: Operand, tensor: &Tensor) -> Result<u64, Failure> {
     })
 }
 
-/// Addresses of attention.
-fn addresses(tensors: &Tensors, [key, value]: [Operand; 2]) -> Result<DeviceTensors, Failure> {
-    let at = |operand| tensors.address(operand);
-    let mut made = DeviceTensors::new(at(Operand::Query), at(key), at(value), at(Operand::Output))
-        .with_lse(at(Operand::Lse))
-        .with_cu_seqlens_q(at(Operand::CuSeqlensQ))
-        .with_cu_seqlens_k(at(Operand::CuSeqlensK))
-        .with_seqused_q(at(Operand::SequsedQ))
-        .with_seqused_k(at(Operand::SequsedK))
-        .with_leftpad_k(at(Operand::LeftpadK))
-        .with_kv_batch_idx(at(Operand::KvBatchIdx))
-        .with_page_table(at(Operand::PageTable))
-        .with_alibi_slopes(at(Operand::AlibiSlopes))
-        .with_sinks(at(Operand::Sinks))
-        .with_aux_f32(at(Operand::AuxF32))
-        .with_aux_i32(at(Operand::AuxI32))
-        .with_workspace(tensors.workspace.as_ref().map_or(0, Tensor::address));
-    if let Some(bias) = tensors.get(Operand::Bias) {
-        made = made.with_bias(bias.address(), bias_strides(bias)?);
+/// Addresses of a launch.
+fn addresses(tensors: &Tensors) -> Result<DeviceTensors, Failure> {
+    let mut made = DeviceTensors::NONE.with_workspace(tensors.workspace.as_ref().map_or(0, Tensor::address));
+    made.tokens = tensors.tokens;
+    for &operand in Operand::ALL {
+        let Some(tensor) = tensors.get(operand) else { continue };
+        made = match operand {
+            Operand::Bias => made.with_bias(tensor.address(), bias_strides(tensor)?),
+            Operand::QScale => made.with_q_scale(tensor.address(), scale_strides(operand, tensor)?),
+            Operand::KScale => made.with_k_scale(tensor.address(), scale_strides(operand, tensor)?),
+            Operand::VScale => made.with_v_scale(tensor.address(), scale_strides(operand, tensor)?),
+            Operand::PartOutputs | Operand::PartLses => continue,
+            _ => {
+                made.set(operand, tensor.address());
+                made
+            }
+        };
     }
-    if let Some(scale) = tensors.get(Operand::QScale) {
-        made = made.with_q_scale(scale.address(), scale_strides(Operand::QScale, scale)?);
-    }
-    if let Some(scale) = tensors.get(Operand::KScale) {
-        made = made.with_k_scale(scale.address(), scale_strides(Operand::KScale, scale)?);
-    }
-    if let Some(scale) = tensors.get(Operand::VScale) {
-        made = made.with_v_scale(scale.address(), scale_strides(Operand::VScale, scale)?);
-    }
-    Ok(made)
-}
-
-fn append_addresses(tensors: &Tensors) -> Result<AppendTensors, Failure> {
-    let at = |operand| tensors.address(operand);
-    let (key, value) = (at(Operand::NewKey), at(Operand::NewValue));
-    let mut made =
-        AppendTensors::new(key, value, at(Operand::KeyCache), at(Operand::ValueCache), at(Operand::SlotMapping))
-            .with_query(at(Operand::Query), at(Operand::QueryOutput))
-            .with_rotary(at(Operand::Positions), at(Operand::Cos), at(Operand::Sin))
-            .with_qk_norm(at(Operand::QueryNorm), at(Operand::KeyNorm));
-    if let Some(scale) = tensors.get(Operand::KScale) {
-        made = made.with_k_scale(scale.address(), scale_strides(Operand::KScale, scale)?);
-    }
-    if let Some(scale) = tensors.get(Operand::VScale) {
-        made = made.with_v_scale(scale.address(), scale_strides(Operand::VScale, scale)?);
-    }
-    Ok(match tensors.tokens {
-        Some(tokens) => made.with_tokens(tokens),
-        None => made,
-    })
-}
-
-fn merge_addresses(tensors: &Tensors) -> Result<MergeTensors, Failure> {
     let of = |operand: Operand| tensors.all(operand).collect::<Vec<_>>();
     let (outputs, lses) = (of(Operand::PartOutputs), of(Operand::PartLses));
-    let parts = match (outputs.as_slice(), lses.as_slice()) {
-        ([output], [lse]) => PartAddresses::Stacked {
-            output: output.address(),
-            output_stride: output.sizes(Operand::PartOutputs)?[0] as u64,
-            lse: lse.address(),
-            lse_stride: lse.sizes(Operand::PartLses)?[0] as u64,
-        },
-        ([first, second], [first_lse, second_lse]) => PartAddresses::Two {
-            outputs: [first.address(), second.address()],
-            lses: [first_lse.address(), second_lse.address()],
-        },
-        (outputs, lses) => {
-            return Err(Failure::argument(format!(
-                "tensors has {} part_outputs and {} part_lses; a launch takes one of each with the stride of parts, or two",
-                outputs.len(),
-                lses.len()
-            )));
+    match (outputs.as_slice(), lses.as_slice()) {
+        ([], []) => Ok(made),
+        ([output], [lse]) => {
+            let strides = [part_stride(Operand::PartOutputs, output)?, part_stride(Operand::PartLses, lse)?];
+            Ok(made.with_stacked_parts((output.address(), strides[0]), (lse.address(), strides[1])))
         }
-    };
-    let made = MergeTensors::new(parts, tensors.address(Operand::Output)).with_lse(tensors.address(Operand::Lse));
-    Ok(match tensors.tokens {
-        Some(tokens) => made.with_tokens(tokens),
-        None => made,
-    })
+        ([first, second], [first_lse, second_lse]) => {
+            Ok(made.with_two_parts([first.address(), second.address()], [first_lse.address(), second_lse.address()]))
+        }
+        (outputs, lses) => Err(Failure::argument(format!(
+            "tensors has {} part_outputs and {} part_lses; a launch takes one of each with the stride of parts, or two",
+            outputs.len(),
+            lses.len()
+        ))),
+    }
 }

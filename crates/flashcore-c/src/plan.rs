@@ -46,7 +46,7 @@ pub unsafe extern "C" fn flashcore_plan_create(
             Some(name.to_string_lossy().parse::<Config>().map_err(Error::from)?)
         };
         let plan = AnyPlan::new(problem, &crate::device::open(device_kind, ordinal)?, config)?;
-        let description = c_text(&plan.description());
+        let description = c_text(&plan.0.report().to_string());
         Ok(Entry { plan, description })
     };
     // SAFETY: the caller promises of `plan` what is asked here.
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn flashcore_launch(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_on_cuda(entry.plan.device(), "flashcore_launch")?;
+        check_on_cuda(entry.plan.0.device(), "flashcore_launch")?;
         // SAFETY: the caller promises as many tensors.
         let tensors = unsafe { Tensors::read(tensors, count) }?;
         entry.plan.check_tensors(&tensors)?;
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn flashcore_check(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_on_cuda(entry.plan.device(), "flashcore_check")?;
+        check_on_cuda(entry.plan.0.device(), "flashcore_check")?;
         // SAFETY: the caller promises as many tensors.
         let tensors = unsafe { Tensors::read(tensors, count) }?;
         entry.plan.check_tensors(&tensors)?;
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn flashcore_check(
 pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64 {
     let mut bytes = 0;
     guarded(|| {
-        bytes = registry::find(plan)?.plan.workspace_bytes() as u64;
+        bytes = registry::find(plan)?.plan.0.workspace_bytes() as u64;
         Ok(())
     });
     bytes

@@ -240,21 +240,12 @@ unsafe impl ProblemStruct for AttentionProblem {
     const OPERATION: i32 = FLASHCORE_OPERATION_ATTENTION;
 }
 
-/// A problem of any operation.
-pub(crate) enum AnyProblem {
-    Attention(ApiProblem),
-    Continue(ApiProblem),
-    Append(api::AppendProblem),
-    KvCache(api::KvCacheProblem),
-    Merge(api::MergeProblem),
-}
-
 /// Reads the problem that begins here.
 ///
 /// # Safety
 ///
 /// `problem` must be null, which is an error, or point to the base of a problem as large as it says, with texts that end.
-pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<AnyProblem, Failure> {
+pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<api::Operation, Failure> {
     /// The whole problem.
     ///
     /// # Safety
@@ -274,11 +265,11 @@ pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<AnyProblem, Fai
     // SAFETY: the contract of this function.
     unsafe {
         Ok(match operation {
-            FLASHCORE_OPERATION_ATTENTION => AnyProblem::Attention(whole::<AttentionProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_CONTINUE => AnyProblem::Continue(whole::<AttentionProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_APPEND => AnyProblem::Append(whole::<AppendProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_KVCACHE => AnyProblem::KvCache(whole::<KvCacheProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_MERGE => AnyProblem::Merge(whole::<MergeProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_ATTENTION => api::Operation::Attention(whole::<AttentionProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_CONTINUE => api::Operation::Continue(whole::<AttentionProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_APPEND => api::Operation::Append(whole::<AppendProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_KVCACHE => api::Operation::KvCache(whole::<KvCacheProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_MERGE => api::Operation::Merge(whole::<MergeProblem>(problem)?.to_api()?),
             other => return Err(unknown("base.operation", other, "FLASHCORE_OPERATION_*")),
         })
     }

@@ -5,8 +5,6 @@
 
 use flashcore_problem::{BiasStrides, CallStrides, Operand};
 
-use crate::cache::{FUSED_WORDS, FusedValues};
-
 /// A place in device memory: bytes into an operand or into the workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
@@ -21,6 +19,11 @@ impl Place {
     pub const fn in_workspace(offset: u64) -> Self {
         Self { operand: None, offset }
     }
+
+    /// The place, so many bytes further.
+    pub(crate) const fn plus(self, bytes: u64) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
 }
 
 impl From<Operand> for Place {
@@ -34,31 +37,68 @@ impl From<Operand> for Place {
 pub enum Word {
     /// An address.
     Address(Place),
+    /// Bytes from one place to another, modulo 2^64.
+    Distance {
+        /// The first place.
+        from: Place,
+        /// The second.
+        to: Place,
+    },
     /// Bytes of a stride of the bias: of batches, heads, rows or keys.
     BiasStride(usize),
     /// Bytes of a stride of a scale, in the order of [`ScaleStrides`](flashcore_problem::ScaleStrides).
     ScaleStride(Operand, usize),
-    /// A word of an append inside of the launch.
-    Append(usize),
+    /// Bytes between the first two tensors of a list, modulo 2^64.
+    PartStride(Operand),
+    /// Tokens of the launch.
+    Tokens,
 }
 
-/// The values that change from launch to launch: device addresses, and the strides of the call.
+impl Word {
+    /// The address of an operand.
+    pub(crate) fn address(of: impl Into<Place>) -> Self {
+        Self::Address(of.into())
+    }
+
+    /// The words of a scale: its address and its strides.
+    pub(crate) fn scale(scale: Operand) -> impl Iterator<Item = Self> {
+        [Self::address(scale)].into_iter().chain((0..5).map(move |index| Self::ScaleStride(scale, index)))
+    }
+
+    /// The word with a place for each of its places.
+    pub(crate) fn map(self, change: impl Fn(Place) -> Place) -> Self {
+        match self {
+            Self::Address(place) => Self::Address(change(place)),
+            Self::Distance { from, to } => Self::Distance { from: change(from), to: change(to) },
+            other => other,
+        }
+    }
+}
+
+/// The values that change from launch to launch: device addresses, strides of the call, and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaunchValues {
-    /// The address of each operand; any number where the problem has none.
+    /// The address of each operand, of a list that of its first tensor; any number where the problem has none.
     pub operands: [u64; Operand::COUNT],
     /// Strides of bias and scales in elements.
     pub strides: CallStrides,
+    /// Bytes between the parts of a merge, of outputs and of LSEs, modulo 2^64: the second part may lie before the first.
+    pub part_strides: [u64; 2],
+    /// Tokens of this launch, at most those of the plan; `None` for as many.
+    pub tokens: Option<u32>,
     /// The address of [`LaunchPlan::workspace_bytes`](crate::LaunchPlan::workspace_bytes) bytes; any number if that is 0.
     pub workspace: u64,
-    /// The addresses of an append inside of the launch.
-    pub append: FusedValues,
 }
 
 impl LaunchValues {
     /// No operand anywhere.
-    pub const NONE: Self =
-        Self { operands: [0; Operand::COUNT], strides: CallStrides::NONE, workspace: 0, append: FusedValues::NONE };
+    pub const NONE: Self = Self {
+        operands: [0; Operand::COUNT],
+        strides: CallStrides::NONE,
+        part_strides: [0; 2],
+        tokens: None,
+        workspace: 0,
+    };
 
     /// The address of an operand.
     pub const fn address(&self, operand: Operand) -> u64 {
@@ -79,11 +119,12 @@ impl LaunchValues {
         base.wrapping_add(place.offset)
     }
 
-    /// The value of a word.
-    pub fn word(&self, word: Word) -> u64 {
+    /// The value of a word of a launch whose plan has so many tokens.
+    pub fn word(&self, word: Word, tokens: u32) -> u64 {
         let bytes = |stride: usize| stride as u64 * size_of::<f32>() as u64;
         match word {
             Word::Address(place) => self.place(place),
+            Word::Distance { from, to } => self.place(to).wrapping_sub(self.place(from)),
             Word::BiasStride(index) => {
                 let BiasStrides { batch, head, row, key } = self.strides.bias;
                 bytes([batch, head, row, key][index])
@@ -92,10 +133,8 @@ impl LaunchValues {
                 let strides = scale.scale_index().map(|scale| self.strides.scales[scale].to_array());
                 strides.map_or(0, |strides| bytes(strides[index]))
             }
-            Word::Append(index) => {
-                let words: [u64; FUSED_WORDS] = self.append.words();
-                words[index]
-            }
+            Word::PartStride(list) => self.part_strides[usize::from(list == Operand::PartLses)],
+            Word::Tokens => self.tokens.unwrap_or(tokens).into(),
         }
     }
 }

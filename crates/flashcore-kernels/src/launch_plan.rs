@@ -11,24 +11,50 @@ use crate::attention::scheduler::dynamic::COUNTER_BYTES;
 use crate::attention::split_kv::combine::{self, CombineSpec};
 use crate::attention::split_kv::partial::workspace_bytes;
 use crate::bindings::{LaunchValues, Place, Word};
-use crate::cache::{FUSED_WORDS, FusedAppend, fused};
+use crate::cache::{FusedAppend, fused};
 use crate::config::Config;
 use crate::grid::GridShape;
-use crate::parameters::{Extra, arguments, expression_constants, launch_words, scale_words};
+use crate::parameters::{Extra, arguments, expression_constants, launch_words};
 use crate::spec::{KernelKey, KernelSpec, Stage};
 use crate::specialization::Specialization;
 use crate::target::Target;
 use crate::unsupported::{Reason, check_kernel, reasons};
 
 /// The kernels that compute a problem, in order, and the memory that they share.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LaunchPlan {
-    /// The config of the attention kernel.
-    pub config: Config,
+    /// The config of the attention kernel; `None` without attention.
+    pub config: Option<Config>,
+    /// Memory that is filled before the launches.
+    pub fill: Option<Fill>,
     /// The launches, in order.
     pub launches: Vec<KernelLaunch>,
     /// Bytes of memory that the kernels use among themselves.
     pub workspace_bytes: u64,
+    /// Places in the workspace through which an append hands on to the attention after it.
+    pub between: Option<Between>,
+    /// Bytes of which the addresses of operands must be multiples, where that is more than their element.
+    pub(crate) alignments: Vec<(Operand, u64)>,
+}
+
+/// Offsets in the workspace of the results of an append by sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Between {
+    /// Rows that each sequence uses after the append, 32 bits each.
+    pub lengths: u64,
+    /// The query after norm and rotary embedding.
+    pub query: u64,
+}
+
+/// Memory that is filled with one byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Its beginning.
+    pub place: Place,
+    /// Its length.
+    pub bytes: u64,
+    /// The byte.
+    pub value: u8,
 }
 
 /// One kernel of a plan.
@@ -40,6 +66,8 @@ pub struct KernelLaunch {
     pub grid: [u32; 3],
     /// Memory that L2 is asked to keep, and its bytes.
     pub kept_in_l2: Option<(Place, usize)>,
+    /// Tokens of the plan, and the rows of each that CTAs have, where a launch may have fewer.
+    tokens: (u32, Vec<TokenRows>),
     /// The arguments; those that a launch brings are 0.
     template: Vec<Argument>,
     /// The words that a launch brings, by the index of the argument.
@@ -50,6 +78,13 @@ pub struct KernelLaunch {
     replaced: Option<Arc<VerifiedKernel>>,
 }
 
+/// Rows of a token that follow each other in the CTAs of a grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenRows {
+    pub(crate) per_token: u32,
+    pub(crate) per_cta: u32,
+}
+
 impl KernelLaunch {
     /// The launch of a kernel without parameters.
     pub(crate) const fn new(key: KernelKey, grid: [u32; 3]) -> Self {
@@ -57,11 +92,19 @@ impl KernelLaunch {
             key,
             grid,
             kept_in_l2: None,
+            tokens: (0, Vec::new()),
             template: Vec::new(),
             words: Vec::new(),
             tensor_maps: Vec::new(),
             replaced: None,
         }
+    }
+
+    /// The launch of a kernel without parameters whose grid follows from the number of tokens.
+    pub(crate) fn of_tokens(key: KernelKey, tokens: u32, rows: Vec<TokenRows>) -> Self {
+        let mut launch = Self { tokens: (tokens, rows), ..Self::new(key, [0; 3]) };
+        launch.grid = launch.grid_of(&LaunchValues::NONE);
+        launch
     }
 
     /// Adds arguments that the plan knows.
@@ -102,30 +145,40 @@ impl KernelLaunch {
         self.key.kernel().expect("the plan has checked the kernel").waits_for_previous()
     }
 
-    /// The arguments of no launch: [`words`](Self::words) and the addresses of [`tensor_maps`](Self::tensor_maps) are 0.
+    /// The arguments of no launch: [`words`](Self::words) and addresses of [`tensor_maps`](Self::tensor_maps) are 0.
     pub fn template(&self) -> &[Argument] {
         &self.template
     }
 
-    /// The words that a launch brings, by the index of the argument.
-    pub fn words(&self) -> &[(usize, Word)] {
-        &self.words
+    /// The words of a launch, by the index of the argument.
+    pub fn words(&self, values: &LaunchValues) -> impl Iterator<Item = (usize, u64)> {
+        self.words.iter().map(|&(index, word)| (index, values.word(word, self.tokens.0)))
     }
 
-    /// The places whose tensor maps are among the arguments, by the index of the argument.
-    pub fn tensor_maps(&self) -> &[(usize, Place)] {
-        &self.tensor_maps
+    /// The addresses in tensor maps of a launch, by the index of the argument.
+    pub fn tensor_maps(&self, values: &LaunchValues) -> impl Iterator<Item = (usize, u64)> {
+        self.tensor_maps.iter().map(|&(index, place)| (index, values.place(place)))
+    }
+
+    /// CTAs of a launch in x, y and z.
+    pub fn grid_of(&self, values: &LaunchValues) -> [u32; 3] {
+        let (all, rows) = &self.tokens;
+        if rows.is_empty() {
+            return self.grid;
+        }
+        let tokens = values.tokens.unwrap_or(*all);
+        [rows.iter().map(|rows| (tokens * rows.per_token).div_ceil(rows.per_cta)).sum(), 1, 1]
     }
 
     /// All arguments of one launch.
     pub fn arguments(&self, values: &LaunchValues) -> Vec<Argument> {
         let mut arguments = self.template.clone();
-        for &(index, word) in &self.words {
-            arguments[index] = Argument::U64(values.word(word));
+        for (index, word) in self.words(values) {
+            arguments[index] = Argument::U64(word);
         }
-        for &(index, place) in &self.tensor_maps {
+        for (index, address) in self.tensor_maps(values) {
             if let Argument::TensorMap(map) = &mut arguments[index] {
-                map.base = values.place(place);
+                map.base = address;
             }
         }
         arguments
@@ -136,41 +189,22 @@ impl LaunchPlan {
     /// The kernels of `config` for `problem` on a GPU, or all reasons against it. Nothing is generated for a kernel that
     /// was checked before in this process.
     pub fn new(problem: &Problem, config: Config, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
-        Self::build(problem, config, target.into(), None)
+        Self::of_attention(problem, config, target.into(), None)
     }
 
-    /// The kernels of `config` for attention that appends the new keys itself, or all reasons against it.
-    pub fn with_append(
-        problem: &KvCacheProblem,
-        config: Config,
-        target: impl Into<Target>,
-    ) -> Result<Self, Vec<Reason>> {
-        let errors = problem.errors();
-        if !errors.is_empty() {
-            return Err(errors.into_iter().map(Reason::from).collect());
-        }
-        let reasons = fused::reasons(problem, config);
-        if !reasons.is_empty() {
-            return Err(reasons);
-        }
-        let append = (FusedAppend::of(problem), fused::arguments(problem));
-        Self::build(&problem.attention, config, target.into(), Some(append))
-    }
-
-    fn build(
+    /// The kernels of attention, with an append inside of the launch where that is given.
+    pub(crate) fn of_attention(
         problem: &Problem,
         config: Config,
         target: Target,
-        append: Option<(FusedAppend, Vec<Argument>)>,
+        append: Option<&KvCacheProblem>,
     ) -> Result<Self, Vec<Reason>> {
         let Target { arch, num_sms, .. } = target;
         let reasons = reasons(problem, config, target);
         if !reasons.is_empty() {
             return Err(reasons);
         }
-        let (append, append_arguments) = append.unzip();
-        let append_arguments = append_arguments.unwrap_or_default();
-        let specialization = Specialization { append, ..config.specialization(problem) };
+        let specialization = Specialization { append: append.map(FusedAppend::of), ..config.specialization(problem) };
         let family = config.as_family();
         let GridShape { grid, extra } = family.grid(problem);
         let block_mask = BlockMaskShape::of(problem, config);
@@ -188,14 +222,13 @@ impl LaunchPlan {
             launch.words.extend(launch_words(block_mask_offset));
             if let KernelSpec::Attention(_, specialization) | KernelSpec::BlockMask(_, specialization) = spec {
                 launch.extend(expression_constants(problem));
-                launch.extend_with_words(specialization.scales().flat_map(scale_words));
+                launch.extend_with_words(specialization.scales().flat_map(Word::scale));
             }
             launch
         };
         let extend_with_append = |launch: &mut KernelLaunch| {
-            if let Some(values) = append_arguments.get(FUSED_WORDS..) {
-                launch.extend_with_words((0..FUSED_WORDS).map(Word::Append));
-                launch.extend(values.iter().copied());
+            if let Some(problem) = append {
+                fused::extend(launch, problem);
             }
         };
         let mut launches = Vec::new();
@@ -233,13 +266,51 @@ impl LaunchPlan {
             combine.extend(extra.arguments());
             launches.push(combine);
         }
-        for launch in &launches {
-            check_kernel(launch.key, target)?;
-        }
         // Sequences have neither splits nor a block mask beside the counter.
         let counter = family.traits().resets_counter.map_or(0, |_| COUNTER_BYTES);
         let workspace_bytes = (block_mask_offset + block_mask.map_or(0, BlockMaskShape::bytes)).max(counter);
-        Ok(Self { config, launches, workspace_bytes })
+        // TMA and the widest accesses take 16 bytes at a time.
+        let alignments = [Operand::Query, Operand::Key, Operand::Value, Operand::Output].map(|operand| (operand, 16));
+        let plan = Self::of_operation(launches, alignments.into(), target)?;
+        Ok(Self { config: Some(config), workspace_bytes, ..plan })
+    }
+
+    /// A plan of kernels that share no memory, or the rules that they break.
+    pub(crate) fn of_operation(
+        launches: Vec<KernelLaunch>,
+        alignments: Vec<(Operand, u64)>,
+        target: Target,
+    ) -> Result<Self, Vec<Reason>> {
+        for launch in &launches {
+            check_kernel(launch.key, target)?;
+        }
+        Ok(Self { launches, alignments, ..Self::default() })
+    }
+
+    /// The plan with an operand in another place.
+    #[must_use]
+    pub(crate) fn moved(mut self, operand: Operand, to: impl Into<Place>) -> Self {
+        let to = to.into();
+        let change = |place: Place| if place.operand == Some(operand) { to.plus(place.offset) } else { place };
+        for launch in &mut self.launches {
+            launch.words.iter_mut().for_each(|(_, word)| *word = word.map(change));
+            launch.tensor_maps.iter_mut().for_each(|(_, place)| *place = change(*place));
+            launch.kept_in_l2 = launch.kept_in_l2.map(|(place, bytes)| (change(place), bytes));
+        }
+        self.alignments = self
+            .alignments
+            .into_iter()
+            .filter_map(|(known, bytes)| {
+                if known == operand { to.operand.map(|operand| (operand, bytes)) } else { Some((known, bytes)) }
+            })
+            .collect();
+        self
+    }
+
+    /// Bytes of which the address of an operand must be a multiple, where that is more than its element.
+    pub fn alignment(&self, operand: Operand) -> u64 {
+        let alignments = self.alignments.iter().filter(|(known, _)| *known == operand);
+        alignments.map(|&(_, bytes)| bytes).max().unwrap_or(1)
     }
 
     /// The launch of the attention kernel itself.

@@ -51,7 +51,7 @@ pub use config::{
 };
 pub use family::KernelTraits;
 pub use flashcore_ir::Argument;
-pub use launch_plan::{KernelLaunch, LaunchPlan};
+pub use launch_plan::{Between, Fill, KernelLaunch, LaunchPlan};
 #[doc(hidden)]
 pub use limits::LIMITS;
 pub use parameters::{Parameters, ScaleParameters};

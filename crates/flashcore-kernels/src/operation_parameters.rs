@@ -1,18 +1,17 @@
 //! Parameters of kernels beside attention: words that change from launch to launch, then arguments of the plan.
 
-/// Declares the parameters of a kernel once: its registers, the words of a launch, the number of those.
+/// Declares the parameters of a kernel once: its registers, and where the words of a launch come from.
 macro_rules! operation_parameters {
-    (
-        $(#[$values_doc:meta])* $Values:ident, $WORDS:ident;
-        launch { $($(#[$doc:meta])* $launch:ident,)* } plan { $($plan:ident: $ty:ident,)* }
-    ) => {
-        struct Parameters {
-            $($launch: Reg<U64>,)*
-            $($plan: Reg<$ty>,)*
+    (launch { $($launch:ident,)* } plan { $($plan:ident: $ty:ident,)* }) => {
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct Parameters {
+            $(pub(crate) $launch: Reg<U64>,)*
+            $(pub(crate) $plan: Reg<$ty>,)*
         }
 
         impl Parameters {
-            fn load(k: &mut Builder) -> Self {
+            /// Declares and loads them.
+            pub(crate) fn load(k: &mut Builder) -> Self {
                 Self {
                     $($launch: k.parameter::<U64>(stringify!($launch)),)*
                     $($plan: k.parameter::<$ty>(stringify!($plan)),)*
@@ -20,19 +19,15 @@ macro_rules! operation_parameters {
             }
         }
 
-        $(#[$values_doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct $Values {
-            $($(#[$doc])* pub $launch: u64,)*
+        /// Where the words of a launch come from.
+        struct Words {
+            $($launch: Word,)*
         }
 
-        /// Number of words of a launch.
-        pub const $WORDS: usize = [$(stringify!($launch)),*].len();
-
-        impl $Values {
-            /// The first arguments of the kernel.
-            pub const fn words(&self) -> [u64; $WORDS] {
-                [$(self.$launch),*]
+        impl Words {
+            /// The words, in the order of the parameters.
+            fn list(self) -> impl Iterator<Item = Word> {
+                [$(self.$launch),*].into_iter()
             }
         }
     };

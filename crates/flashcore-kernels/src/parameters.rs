@@ -43,7 +43,7 @@ macro_rules! parameters {
             /// The scales of query, key and value, those that the problem has.
             pub scales: [Option<ScaleParameters>; Operand::SCALES.len()],
             /// The parameters of an append inside of the launch.
-            pub append: Option<FusedParameters>,
+            pub(crate) append: Option<FusedParameters>,
         }
 
         impl Parameters {
@@ -187,9 +187,6 @@ impl Parameters {
     }
 }
 
-/// Number of words of one scale: its address and its strides.
-pub(crate) const SCALE_WORDS: usize = 6;
-
 /// Parameters of a scale of an 8-bit tensor, in kernels of problems that have it: they change from launch to launch.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaleParameters {
@@ -294,14 +291,6 @@ pub(crate) fn launch_words(block_mask_offset: u64) -> impl Iterator<Item = (usiz
     let operands = Operand::ALL[..Operand::PARAMETERS].iter().map(|&operand| Word::Address(operand.into()));
     let words = operands.chain([workspace, block_mask]).chain((0..4).map(Word::BiasStride));
     words.enumerate().map(|(index, word)| (if index < FIRST { index } else { index + BETWEEN }, word))
-}
-
-/// The words of a scale, in the order of [`ScaleParameters`].
-pub(crate) fn scale_words(scale: Operand) -> [Word; SCALE_WORDS] {
-    core::array::from_fn(|index| match index {
-        0 => Word::Address(scale.into()),
-        _ => Word::ScaleStride(scale, index - 1),
-    })
 }
 
 /// A window wider than this is as wide as one that is not there: no sequence is longer.

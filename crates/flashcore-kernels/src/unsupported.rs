@@ -317,7 +317,7 @@ mod tests {
         let choice = |problem: &Problem, arch, ptx| {
             let target = Target::new(arch, 58).with_ptx(ptx);
             let config = heuristics::select(problem, target);
-            LaunchPlan::new(problem, config, target).map(|plan| plan.config)
+            LaunchPlan::new(problem, config, target).map(|plan| plan.config.expect("a config of attention"))
         };
         for problem in problems() {
             for arch in [Arch::Sm89, Arch::Sm90a] {

@@ -82,6 +82,7 @@ mod operands;
 
 mod append;
 mod attention;
+mod conversions;
 mod display;
 mod dtype;
 mod dtypes;
@@ -109,6 +110,7 @@ pub use append::{
     AppendExpected, AppendProblem, AppendStrides, MOST_APPEND_COLUMNS, MOST_SLOTS, PositionType, Positions, QkNorm,
     Rotary, RotaryStyle, ScaleSource, ValueCache, append_oracle, append_oracle_with,
 };
+pub use conversions::{kv_cache_inputs, kv_cache_outputs};
 pub use dtype::{DType, ParseDTypeError};
 pub use dtypes::{DTypes, ParseDTypesError};
 pub use expression::{MaskMod, ScoreMod};

@@ -6,7 +6,7 @@ use crate::{
     Access, BiasStrides, BiasView, CallStrides, Inputs, Invalid, Operand, OperandSet, Outputs, Positions, Problem, Row,
     ScaleStrides, ScaleView, ScaleViewMut, Slot, TensorError, TensorList, TensorView, TensorViewMut,
 };
-use zerocopy::{FromBytes, Immutable};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The view of a kind of operand that is read.
 macro_rules! view {
@@ -71,6 +71,18 @@ macro_rules! slot {
 }
 
 pub(crate) use slot;
+
+macro_rules! slot_mut {
+    (Tensor $tensor:expr) => {
+        (!$tensor.data.is_empty()).then_some(&mut *$tensor.data)
+    };
+    (Scale $scale:expr) => {
+        $scale.as_mut().map(|scale| scale.data.as_mut_bytes())
+    };
+    ($element:ident $vector:expr) => {
+        $vector.as_mut().map(|vector| vector.as_mut_bytes())
+    };
+}
 
 /// A view in other memory.
 macro_rules! relocated {
@@ -218,6 +230,16 @@ macro_rules! define_views {
                 match operand {
                     Operand::ValueCache if self.value_offset.is_some() => slot!(Tensor self.value_cache_view()),
                     $($(Operand::$Name => slot!($out self.$name),)? $(Operand::$Name => slot!($computed self.$name),)?)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl OutputViews<'_> {
+            /// The bytes of an operand, to be written to; `None` where it is absent, or no output.
+            pub fn bytes_mut(&mut self, operand: Operand) -> Option<&mut [u8]> {
+                match operand {
+                    $($(Operand::$Name => slot_mut!($out self.$name),)? $(Operand::$Name => slot_mut!($computed self.$name),)?)*
                     _ => None,
                 }
             }

@@ -12,8 +12,8 @@ use flashcore::cuda::{Context, DeviceBuffer, Graph, Stream};
 use flashcore::half::f16;
 use flashcore::verify::SplitMix64;
 use flashcore::{
-    Alignment, AppendPlan, AppendProblem, AppendTensors, DType, Device, DeviceTensors, Error, InputViews, Layout, Mask,
-    OutputViews, PagedKv, Plan, Problem, Rotary, RotaryStyle,
+    Alignment, AppendProblem, DType, Device, DeviceTensors, Error, InputViews, Layout, Mask, OutputViews, PagedKv,
+    Plan, Problem, Rotary, RotaryStyle,
 };
 use zerocopy::IntoBytes;
 
@@ -216,7 +216,7 @@ fn token_row(tensor: &[f16], row: usize, width: usize) -> &[f16] {
 
 /// Append and attention over one paged cache.
 struct PagedAttention {
-    append: AppendPlan,
+    append: Plan,
     plan: Plan,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -246,7 +246,7 @@ impl PagedAttention {
             .with_paged(Some(PagedKv::new(PAGE_SIZE, NUM_PAGES, PAGES_PER_SEQUENCE)));
         (problem.key_heads, problem.key_length) = (KEY_HEADS, MOST_KEYS);
 
-        let (append, plan) = (AppendPlan::new(&append, device)?, Plan::new(&problem, device)?);
+        let (append, plan) = (Plan::new(&append, device)?, Plan::new(&problem, device)?);
         let angles: Vec<f64> =
             (0..MOST_KEYS).flat_map(|row| (0..HEAD_DIM / 2).map(move |pair| angle(row, pair))).collect();
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos() as f32).collect();
@@ -278,7 +278,7 @@ impl PagedAttention {
                     .with_cos(&*cos)
                     .with_sin(&*sin);
                 let outputs = OutputViews::default().with_key_cache(&mut *keys).with_value_cache(&mut *values);
-                append.run(&inputs, outputs.with_query_output(&mut query))?;
+                append.run(inputs, outputs.with_query_output(&mut query))?;
                 let inputs = InputViews::new(&query, &*keys, &*values)
                     .with_cu_seqlens_q(&step.cu_seqlens_q)
                     .with_seqused_k(&step.seqused_k)
@@ -317,7 +317,7 @@ struct Captured {
 }
 
 impl Captured {
-    fn new(context: &Context, append: &AppendPlan, plan: &Plan, cos: &[f32], sin: &[f32]) -> Result<Self, Error> {
+    fn new(context: &Context, append: &Plan, plan: &Plan, cos: &[f32], sin: &[f32]) -> Result<Self, Error> {
         let stream = Stream::new(context)?;
         // Bytes of 255 are NaN in f16.
         let buffer = |bytes| DeviceBuffer::filled(&stream, bytes, 255);
@@ -334,15 +334,17 @@ impl Captured {
         // A captured launch brings its workspace. Graphs that run one after another could share one.
         let workspace = buffer(plan.workspace_bytes())?;
 
-        let appended = AppendTensors::new(
-            key.address(),
-            value.address(),
-            key_cache.address(),
-            value_cache.address(),
-            slot_mapping.address(),
-        )
-        .with_query(query.address(), query.address())
-        .with_rotary(positions.address(), cos.address(), sin.address());
+        let appended = DeviceTensors::NONE
+            .with_new_key(key.address())
+            .with_new_value(value.address())
+            .with_key_cache(key_cache.address())
+            .with_value_cache(value_cache.address())
+            .with_slot_mapping(slot_mapping.address())
+            .with_query(query.address())
+            .with_query_output(query.address())
+            .with_positions(positions.address())
+            .with_cos(cos.address())
+            .with_sin(sin.address());
         let attended =
             DeviceTensors::new(query.address(), key_cache.address(), value_cache.address(), output.address())
                 .with_cu_seqlens_q(cu_seqlens_q.address())

@@ -29,12 +29,11 @@ use ::cudarc::driver::{
     SyncOnDrop,
 };
 use flashcore_cuda::{CudaError, Failure};
-use flashcore_problem::{
-    BiasStrides, CallStrides, DType, Invalid, Operand, Problem, ScaleStrides, TensorError, operands,
-};
+use flashcore_problem::{BiasStrides, CallStrides, DType, Invalid, Operand, ScaleStrides, TensorError, operands};
 use half::{bf16, f16};
 
-use crate::{DeviceTensors, Error, Plan};
+use crate::operation::Use;
+use crate::{DeviceTensors, Error, Operation, Plan};
 
 mod sealed {
     pub trait Sealed {}
@@ -192,7 +191,6 @@ macro_rules! define_typed_tensors {
         $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
         /// Buffers of the operands of a problem, borrowed for a [`launch`]. The elements lie where the problem's
         /// [strides](Problem::strides) say, from the first one of each buffer.
-        #[derive(Debug)]
         pub struct TypedTensors<'a, T> {
             $($name: $(Option<Input<'a, element!($in T)>>)? $(Option<Output<'a, element!($out T)>>)?,)*
             strides: CallStrides,
@@ -239,7 +237,7 @@ pub fn launch<T: DeviceElement>(
     let device = || plan.device().to_string();
     let strides = tensors.strides;
     let mut buffers = tensors.buffers();
-    check(plan.problem(), strides, T::DTYPE, &buffers.each_ref().map(|buffer| buffer.as_ref().map(|it| it.bytes())))?;
+    check(plan.operation(), strides, T::DTYPE, &buffers.each_ref().map(|buffer| buffer.as_ref().map(|it| it.bytes())))?;
     if stream.context().cu_ctx().cast() != context.raw() {
         return Err(Error::OtherContext { argument: "stream", device: device() });
     }
@@ -275,29 +273,28 @@ pub fn launch<T: DeviceElement>(
     unsafe { plan.launch(stream.cu_stream(), addresses) }
 }
 
-/// Everything that is wrong with buffers of these bytes, by operand, and with elements of `dtype` for a valid problem.
+/// Everything that is wrong with buffers of these bytes, by operand, and with elements of `dtype` for a valid operation.
 fn check(
-    problem: &Problem,
+    operation: &Operation,
     strides: CallStrides,
     dtype: Option<DType>,
     bytes: &[Option<usize>; Operand::COUNT],
 ) -> Result<(), Invalid> {
     let mut errors = Vec::new();
-    for (&operand, &bytes) in Operand::ALL.iter().zip(bytes) {
+    for ((&operand, &bytes), of) in Operand::ALL.iter().zip(bytes).zip(operation.uses(strides, None)) {
         let tensor = operand.name();
-        match (operand.is_present(problem), bytes) {
-            (true, None) => errors.push(TensorError::Missing { tensor }),
-            (false, Some(_)) => errors.push(TensorError::Unexpected { tensor }),
-            (false, None) => {}
-            (true, Some(bytes)) => {
-                if let (Some(expected), Some(actual)) = (operand.dtype(problem), dtype)
+        match (of, bytes) {
+            (Some(_), None) => errors.push(TensorError::Missing { tensor }),
+            (None, Some(_)) => errors.push(TensorError::Unexpected { tensor }),
+            (None, None) => {}
+            (Some(Use { dtype: expected, element_bytes, elements: needed, .. }), Some(bytes)) => {
+                if let (Some(expected), Some(actual)) = (expected, dtype)
                     && actual != expected
                 {
                     errors.push(TensorError::DType { tensor, actual, expected });
                     continue;
                 }
-                let actual = bytes / operand.element_bytes(problem);
-                let needed = operand.extent(problem, strides).unwrap_or(usize::MAX);
+                let actual = bytes / element_bytes;
                 if actual < needed {
                     errors.push(TensorError::TooShort { tensor, actual, needed });
                 }
@@ -320,7 +317,7 @@ fn failure(error: DriverError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::PagedKv;
+    use flashcore_problem::{PagedKv, Problem};
 
     /// Elements of the operands of the problem in `checked`, in the order of the table.
     const ELEMENTS: [usize; Operand::PARAMETERS] = [960, 480, 480, 960, 60, 3, 3, 2, 2, 2, 2, 12, 6, 6, 7, 9, 150];
@@ -339,7 +336,7 @@ mod tests {
         let mut bytes: [Option<usize>; Operand::COUNT] =
             std::array::from_fn(|index| Some(ELEMENTS.get(index)? * Operand::ALL[index].element_bytes(&problem)));
         change(&mut problem, &mut bytes);
-        match check(&problem, STRIDES.into(), dtype, &bytes) {
+        match check(&(&problem).into(), STRIDES.into(), dtype, &bytes) {
             Ok(()) => Vec::new(),
             Err(Invalid::Tensors(errors)) => errors,
             Err(other) => panic!("{other}"),

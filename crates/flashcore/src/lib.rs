@@ -103,9 +103,9 @@
 //!
 //! # Beside attention
 //!
-//! An [`AppendPlan`] writes new keys and values into a paged KV cache by `slot_mapping`, with optional rotary embedding
-//! (`RoPE`) and QK-norm of keys and query, in one launch. A [`MergePlan`] merges partial results of attention over disjoint
-//! keys by their log-sum-exp. A [`KvCachePlan`] appends to the cache of each sequence and attends it
+//! An [`AppendProblem`] writes new keys and values into a paged KV cache by `slot_mapping`, with optional rotary embedding
+//! (`RoPE`) and QK-norm of keys and query, in one launch. A [`MergeProblem`] merges partial results of attention over disjoint
+//! keys by their log-sum-exp. A [`KvCacheProblem`] appends to the cache of each sequence and attends it
 //! (`flash_attn_with_kvcache`), with one call for both launches. All run on host tensors and, on a GPU, on addresses and the caller's stream.
 //!
 //! # The definition
@@ -142,9 +142,9 @@
 //! | `cu_seqlens_q`, `cu_seqlens_k` (varlen) | [`Problem::total_q`], [`Problem::total_k`] and [`InputViews::with_cu_seqlens_q`] |
 //! | `page_table`, `block_table` | [`Problem::paged`] and [`InputViews::with_page_table`] |
 //! | `cache_batch_idx`, `leftpad_k` | [`Problem::kv_batch`], [`Problem::leftpad_k`] |
-//! | `flash_attn_with_kvcache` with new keys, `cu_seqlens_k_new` | [`KvCachePlan`] |
-//! | `reshape_and_cache`, `slot_mapping`, `rotary_cos` | [`AppendPlan`] |
-//! | `merge_attn_states`, `flash_attn_combine` | [`MergePlan`] |
+//! | `flash_attn_with_kvcache` with new keys, `cu_seqlens_k_new` | [`KvCacheProblem`] |
+//! | `reshape_and_cache`, `slot_mapping`, `rotary_cos` | [`AppendProblem`] |
+//! | `merge_attn_states`, `flash_attn_combine` | [`MergeProblem`] |
 //! | `alibi_slopes` | [`Problem::alibi`] and [`InputViews::with_alibi_slopes`]; positive slopes lower scores |
 //! | `sinks`, `learnable_sink`, `s_aux` | [`Problem::sinks`] and [`InputViews::with_sinks`] |
 //! | `attn_mask`, `attn_bias` of floats | [`Problem::bias`] and [`InputViews::with_bias`], in `f32` |
@@ -165,8 +165,8 @@
 //! # What is not here
 //!
 //! Attention forward, for inference: there is no backward pass and no dropout, no [`MaskMod`] with packed or paged
-//! sequences on GPUs, an append inside of the attention kernel only for few new keys (a [`KvCachePlan`] launches two
-//! kernels elsewhere), no FP8 queries on GPUs below `sm_89`, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
+//! sequences on GPUs, an append inside of the attention kernel only for few new keys (elsewhere
+//! a plan launches two kernels), no FP8 queries on GPUs below `sm_89`, no MLA, no kernels for what `sm_100` has, and no other vendor's GPUs.
 //!
 //! # Trust
 //!
@@ -204,8 +204,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;
-#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
-mod continuation;
 #[cfg(feature = "cudarc")]
 #[expect(unsafe_code, reason = "a launch takes addresses")]
 pub mod cudarc;
@@ -214,10 +212,9 @@ mod error;
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "kernels are launched on addresses")]
 mod gpu;
-#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
-mod kv_cache;
-#[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
-mod operations;
+#[cfg(feature = "cpu")]
+mod host;
+mod operation;
 #[cfg_attr(feature = "cuda", expect(unsafe_code, reason = "addresses and streams are the caller's word"))]
 mod plan;
 #[cfg(feature = "cuda")]
@@ -226,7 +223,6 @@ mod reason;
 mod report;
 
 pub use attention::{AttentionOptions, ShapedTensor, attention};
-pub use continuation::ContinuePlan;
 pub use device::{Best, Device, DeviceInfo, Devices};
 pub use error::Error;
 #[cfg(feature = "cpu")]
@@ -255,13 +251,9 @@ pub use flashcore_problem::{
     ParseScaleModeError, Quantization, QuantizeError, Quantized, Rotation, Saturated, ScaleMode, quantize,
 };
 #[cfg(feature = "cuda")]
-pub use gpu::{
-    AppendTensors, DeviceBias, DeviceScale, DeviceTensors, KvCacheTensors, MergeTensors, PartAddresses,
-    SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning,
-};
+pub use gpu::{DeviceBias, DeviceScale, DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};
 pub use half;
-pub use kv_cache::KvCachePlan;
-pub use operations::{AppendPlan, MergePlan};
+pub use operation::Operation;
 #[cfg(feature = "cuda")]
 pub use plan::AppendPolicy;
 pub use plan::{Plan, PlanOptions, supports};

@@ -3,30 +3,119 @@
 use std::fmt;
 
 #[cfg(feature = "cuda")]
-use flashcore_cuda::{CudaError, Stream};
+use flashcore_cuda::Stream;
 #[cfg(feature = "cuda")]
 use flashcore_kernels::Config;
-use flashcore_problem::{InputViews, OutputViews, Problem, Validated};
+use flashcore_problem::{InputViews, OutputViews, Problem};
 
 use crate::device::{Device, Kind};
 #[cfg(feature = "cuda")]
 use crate::gpu::{Executor, Prepared, SelfCheckPolicy, check_lengths};
+#[cfg(feature = "cpu")]
+use crate::host;
 #[cfg(feature = "cuda")]
 use crate::process::CUDA;
 #[cfg(feature = "cuda")]
 use crate::{DeviceTensors, StreamRef};
-use crate::{Error, Reason, Report, Unsupported};
+use crate::{Error, Operation, Reason, Report, Unsupported};
 
 /// The widest rows for which the CPU backend sets tiles aside: 64 rows of these are 16 MiB.
 #[cfg(feature = "cpu")]
-const MOST_CPU_COLUMNS: usize = 1 << 16;
+const MAX_CPU_COLUMNS: usize = 1 << 16;
 
-/// A problem on a device, ready to be run any number of times, from any thread.
+/// An operation on a device, ready to be run any number of times, from any thread.
 ///
-/// On a GPU it holds the compiled kernels.
+/// On a GPU it holds the compiled kernels. Attention:
+///
+/// ```
+/// use flashcore::{DType, Device, InputViews, OutputViews, Plan, Problem};
+///
+/// # fn main() -> Result<(), flashcore::Error> {
+/// let plan = Plan::new(&Problem::new(1, 1, 1, 2, DType::F32), &Device::cpu())?;
+/// let mut output = [0.0_f32; 2];
+/// plan.run(InputViews::new(&[0.0_f32; 2], &[1.0_f32; 2], &[3.0_f32, 4.0]), OutputViews::new(&mut output))?;
+/// assert_eq!(output, [3.0, 4.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// An append to a KV cache, by slot:
+///
+/// ```
+/// use flashcore::{AppendProblem, DType, Device, InputViews, OutputViews, Plan};
+///
+/// # fn main() -> Result<(), flashcore::Error> {
+/// // Three tokens with one head of two columns, into two pages of two rows; the second is skipped.
+/// let plan = Plan::new(&AppendProblem::new(3, 1, 2, DType::F32, 2, 2), &Device::cpu())?;
+/// let (key, value) = (vec![1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0], vec![0.5_f32; 6]);
+/// let (mut keys, mut values) = (vec![0.0_f32; 8], vec![0.0_f32; 8]);
+/// let inputs = InputViews::default().with_new_key(&key).with_new_value(&value).with_slot_mapping(&[3, -1, 0]);
+/// plan.run(inputs, OutputViews::default().with_key_cache(&mut keys).with_value_cache(&mut values))?;
+/// assert_eq!(keys, [5.0, 6.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// An append by sequence and attention (`flash_attn_with_kvcache`):
+///
+/// ```
+/// use flashcore::{DType, Device, InputViews, KvCacheProblem, OutputViews, Plan, Problem};
+///
+/// # fn main() -> Result<(), flashcore::Error> {
+/// // One sequence with one head of two columns, room for four keys, and one new key for each step.
+/// let attention = Problem::new(1, 1, 1, 2, DType::F32).with_key_length(4);
+/// let plan = Plan::new(&KvCacheProblem::new(attention, 1), &Device::cpu())?;
+/// let (mut keys, mut values, mut output) = ([f32::NAN; 8], [f32::NAN; 8], [0.0_f32; 2]);
+/// for (step, value) in [[1.0_f32, 2.0], [3.0, 6.0]].iter().enumerate() {
+///     let lengths = [step as u32];
+///     let inputs = InputViews::default().with_query(&[0.0_f32, 0.0]).with_seqused_k(&lengths);
+///     let outputs = OutputViews::new(&mut output).with_key_cache(&mut keys).with_value_cache(&mut values);
+///     plan.run(inputs.with_new_key(&[5.0_f32, 7.0]).with_new_value(value), outputs)?;
+/// }
+/// assert_eq!((output, &values[..4]), ([2.0, 4.0], &[1.0, 2.0, 3.0, 6.0][..]));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A merge of partial results:
+///
+/// ```
+/// use flashcore::{DType, Device, InputViews, MergeProblem, OutputViews, Plan};
+///
+/// # fn main() -> Result<(), flashcore::Error> {
+/// // One token with one head of two columns; both parts have the same LSE.
+/// let plan = Plan::new(&MergeProblem::new(2, 1, 1, 2, DType::F32), &Device::cpu())?;
+/// let (outputs, lses) = ([[1.0_f32, 2.0], [3.0, 6.0]], [[0.0_f32], [0.0]]);
+/// let (outputs, lses) = (outputs.each_ref().map(Into::into), lses.each_ref().map(Into::into));
+/// let (mut output, mut lse) = ([0.0_f32; 2], [0.0_f32]);
+/// let inputs = InputViews::default().with_part_outputs(&outputs).with_part_lses(&lses);
+/// plan.run(inputs, OutputViews::new(&mut output).with_lse(&mut lse))?;
+/// assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Attention over more keys, merged into a state:
+///
+/// ```
+/// use flashcore::{DType, Device, InputViews, Operation, OutputViews, Plan, Problem};
+///
+/// # fn main() -> Result<(), flashcore::Error> {
+/// // One row and one key at a time, of equal scores: the output is the mean of the values so far.
+/// let operation = Operation::Continue(Problem::new(1, 1, 1, 2, DType::F32).with_lse(true));
+/// let plan = Plan::new(operation, &Device::cpu())?;
+/// let (mut output, mut lse) = ([0.0_f32; 2], [f32::NEG_INFINITY]);
+/// for value in [[1.0_f32, 2.0], [3.0, 6.0]] {
+///     let inputs = InputViews::new(&[0.0_f32; 2], &[0.0_f32; 2], &value);
+///     plan.run(inputs, OutputViews::new(&mut output).with_lse(&mut lse))?;
+/// }
+/// assert_eq!((output, lse), ([2.0, 4.0], [std::f32::consts::LN_2]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Plan {
-    problem: Problem,
+    operation: Operation,
     device: Device,
     backend: Backend,
     report: Report,
@@ -38,9 +127,6 @@ enum Backend {
     Cpu,
     #[cfg(feature = "cuda")]
     Cuda(Box<Executor>),
-    /// Not a single output row: there is nothing to launch.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing is launched"))]
-    Nothing,
 }
 
 /// Options of [`Plan::with_options`].
@@ -60,12 +146,12 @@ pub struct PlanOptions {
     /// Policy of the self-check, which runs a kernel that is new to this driver once before it is trusted.
     #[cfg(feature = "cuda")]
     pub self_check: SelfCheckPolicy,
-    /// Launches of a [`KvCachePlan`](crate::KvCachePlan); other plans do not look at it.
+    /// Launches of an append with attention; other plans do not look at it.
     #[cfg(feature = "cuda")]
     pub append: AppendPolicy,
 }
 
-/// Launches of a [`KvCachePlan`](crate::KvCachePlan) on a GPU: the append inside of the attention launch, or ahead of it.
+/// Launches of an append with attention on a GPU: the append inside of the attention launch, or ahead of it.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -88,7 +174,7 @@ impl PlanOptions {
         self
     }
 
-    /// Sets the launches of a [`KvCachePlan`](crate::KvCachePlan).
+    /// Sets the launches of an append with attention.
     #[must_use]
     pub const fn with_append(mut self, append: AppendPolicy) -> Self {
         self.append = append;
@@ -103,7 +189,7 @@ impl PlanOptions {
     }
 }
 
-/// Every reason against `problem` on `device`, without compiling anything: what is left for [`Plan::new`] to refuse is what
+/// Every reason against an operation on `device`, without compiling anything: what is left for [`Plan::new`] to refuse is what
 /// the driver says.
 ///
 /// ```
@@ -119,57 +205,62 @@ impl PlanOptions {
 /// assert_eq!(reasons[0], Reason::Problem(ProblemError::HeadsNotMultiple { query_heads: 8, key_heads: 3 }));
 /// assert_eq!(reasons[1].to_string(), "scale is NaN; it must be finite, usually 1 / sqrt(head_dim)");
 /// ```
-pub fn supports(problem: &Problem, device: &Device) -> Result<(), Unsupported> {
-    let options = PlanOptions::default();
+pub fn supports(operation: impl Into<Operation>, device: &Device) -> Result<(), Unsupported> {
+    let (operation, options) = (operation.into(), PlanOptions::default());
     match &device.0 {
-        Kind::Cpu => cpu_backend(problem, options).map(|_| ()),
+        Kind::Cpu => cpu_backend(&operation, options).map(|_| ()),
         #[cfg(feature = "cuda")]
-        Kind::Cuda(gpu) => gpu.supports(problem, options),
+        Kind::Cuda(gpu) => gpu.plan(&operation, options).map(|_| ()),
     }
     .map_err(Unsupported::new)
 }
 
 impl Plan {
-    /// A plan for `problem` on `device`, or every reason against it.
+    /// A plan for an operation on `device`, or every reason against it.
     ///
     /// There is no slow path beneath a plan: what the fast kernels of a device do not have is a reason here. On a GPU this
     /// generates the kernels, and compiles them if neither this process nor the cache on disk has them. A kernel depends
     /// on element type, head dimensions, which features are on and how strides are aligned, not on lengths, batch or
     /// heads: a plan for those compiles at most another config for another size, and costs microseconds if that is loaded.
-    pub fn new(problem: &Problem, device: &Device) -> Result<Self, Unsupported> {
-        Self::with_options(problem, device, PlanOptions::default())
+    pub fn new(operation: impl Into<Operation>, device: &Device) -> Result<Self, Unsupported> {
+        Self::with_options(operation, device, PlanOptions::default())
     }
 
     /// [`new`](Self::new) with options.
-    pub fn with_options(problem: &Problem, device: &Device, options: PlanOptions) -> Result<Self, Unsupported> {
-        match &device.0 {
-            Kind::Cpu => {
-                let backend = cpu_backend(problem, options).map_err(Unsupported::new)?;
-                let report = Report::new(problem, device);
-                Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
-            }
+    pub fn with_options(
+        operation: impl Into<Operation>,
+        device: &Device,
+        options: PlanOptions,
+    ) -> Result<Self, Unsupported> {
+        let operation = operation.into();
+        let report = Report::new(&operation, device);
+        let (backend, report) = match &device.0 {
+            Kind::Cpu => (cpu_backend(&operation, options).map_err(Unsupported::new)?, report),
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => {
                 CUDA.check().map_err(|forked| Unsupported::new(vec![Reason::Forked(forked)]))?;
-                let (backend, kernel) = match gpu.prepare(problem, options).map_err(Unsupported::new)? {
-                    Some(Prepared { executor, kernel }) => (Backend::Cuda(Box::new(executor)), Some(kernel)),
-                    None => (Backend::Nothing, None),
-                };
-                let report = Report { kernel, ..Report::new(problem, device) };
-                Ok(Self { problem: problem.clone(), device: device.clone(), backend, report })
+                let Prepared { executor, kernel, is_fused, not_fused } =
+                    gpu.prepare(&operation, options).map_err(Unsupported::new)?;
+                (Backend::Cuda(Box::new(executor)), Report { kernel, is_fused, not_fused, ..report })
             }
-        }
+        };
+        Ok(Self { operation, device: device.clone(), backend, report })
     }
 
     /// A plan with the GPU kernel of this config, or every reason against it.
     #[cfg(feature = "cuda")]
-    pub fn with_config(problem: &Problem, device: &Device, config: Config) -> Result<Self, Unsupported> {
-        Self::with_options(problem, device, PlanOptions::default().with_config(config))
+    pub fn with_config(operation: impl Into<Operation>, device: &Device, config: Config) -> Result<Self, Unsupported> {
+        Self::with_options(operation, device, PlanOptions::default().with_config(config))
     }
 
-    /// The problem.
-    pub const fn problem(&self) -> &Problem {
-        &self.problem
+    /// The operation.
+    pub const fn operation(&self) -> &Operation {
+        &self.operation
+    }
+
+    /// The problem of attention, where the operation has attention.
+    pub const fn problem(&self) -> Option<&Problem> {
+        self.operation.problem()
     }
 
     /// The device.
@@ -182,115 +273,84 @@ impl Plan {
         &self.report
     }
 
-    /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial results
-    /// and block masks. Each stream has one for all plans, as large as the largest that it launched, until the last of those
-    /// plans is dropped; [`DeviceTensors`] can bring another, and does for a captured launch.
+    /// Bytes of workspace: device memory that the kernels of one launch use among themselves, for split-KV partial
+    /// results, block masks, and what an append or a continuation hands to attention or has from it. Each stream has one for
+    /// all plans, as large as the largest that it launched, until the last of those plans is dropped; [`DeviceTensors`] can
+    /// bring another, and does for a captured launch.
     #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self) -> usize {
-        self.executor().map_or(0, Executor::workspace_bytes)
-    }
-
-    /// Reports a workspace of so many bytes, for a plan that launches more than its attention.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn report_workspace(&mut self, bytes: usize) {
-        if let Some(kernel) = &mut self.report.kernel {
-            kernel.workspace_bytes = bytes as u64;
-        }
-    }
-
-    /// The kernels on a GPU; `None` on the CPU, and where there is nothing to launch.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn executor(&self) -> Option<&Executor> {
         match &self.backend {
-            Backend::Cuda(executor) => Some(executor),
+            Backend::Cuda(executor) => executor.workspace_bytes(),
             #[cfg(feature = "cpu")]
-            Backend::Cpu => None,
-            Backend::Nothing => None,
+            Backend::Cpu => 0,
         }
     }
 
-    /// Computes attention of tensors in the host's memory, and returns when the outputs are there.
+    /// Computes the operation on tensors in the host's memory, and returns when the outputs are there.
     ///
     /// Takes [`InputViews`] and [`OutputViews`] over slices, or owned [`Inputs`](crate::verify::Inputs) and
     /// [`Outputs`](crate::verify::Outputs) by reference. Length, element type and everything else is checked; on such an error
     /// the outputs are as they were. What lies between the rows of a strided output stays as it was.
     ///
-    /// On a GPU this allocates device memory, copies the inputs there, launches and copies the outputs back: convenient,
+    /// On a GPU this allocates device memory, copies the tensors there, launches and copies the outputs back: convenient,
     /// not fast. [`launch`](Self::launch) is for tensors that are on the GPU already.
     pub fn run<'a>(&self, inputs: impl Into<InputViews<'a>>, outputs: impl Into<OutputViews<'a>>) -> Result<(), Error> {
-        let call = Validated::new(&self.problem, inputs.into(), outputs.into())?;
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "the CPU takes them whole"))]
+        let (inputs, mut outputs) = (inputs.into(), outputs.into());
         match &self.backend {
             #[cfg(feature = "cpu")]
-            Backend::Cpu => Ok(flashcore_cpu::attend_validated(flashcore_cpu::Level::default_level()?, call)?),
+            Backend::Cpu => host::run(&self.operation, &inputs, outputs),
             #[cfg(feature = "cuda")]
             Backend::Cuda(executor) => {
+                self.operation.validate(&inputs, &mut outputs)?;
                 CUDA.check()?;
-                let (problem, inputs, outputs) = call.into_parts();
-                Ok(executor.run(problem, &inputs, outputs)?)
+                executor.run(&self.operation, &inputs, &mut outputs)
             }
-            Backend::Nothing => Ok(()),
         }
     }
 
-    /// Puts the kernel on the caller's stream, on tensors that lie on the GPU, and returns before it has finished.
+    /// Puts the kernels on the caller's stream, on tensors that lie on the GPU, and returns before they have finished.
     ///
     /// A plan can be launched from any threads, on any streams, at the same time. Nothing is waited for, and a launch can
     /// be captured into a CUDA graph. Device memory is allocated only where [`workspace_bytes`](Self::workspace_bytes) is
     /// not 0, the tensors bring no workspace, and the stream has none as large. Then a smaller one is freed, and from the 33rd
     /// stream on that of another stream, which waits for the device. A captured launch brings its workspace, or is refused: a
-    /// graph can be executed on any stream, beside anything. Addresses that [`DeviceTensors::validate`] refuses are an error, and nothing is
-    /// launched. Errors that happen on the GPU surface at a later call, usually a wait for the stream.
+    /// graph can be executed on any stream, beside anything. Addresses that [`DeviceTensors::validate`] refuses are an error,
+    /// and nothing is launched. Errors that happen on the GPU surface at a later call, usually a wait for the stream.
+    ///
+    /// Lengths, offsets, tables, slots and positions are read when the kernels run. New keys without a row in the cache and
+    /// slots out of range are skipped, everything else is clamped.
     ///
     /// # Safety
     ///
     /// From the launch until it has finished on the stream (and for a captured launch, whenever the graph is executed):
     ///
     /// * each address is that of device memory of this plan's device that holds the whole tensor, as far as the
-    ///   problem's strides reach;
-    /// * nobody writes query, key or value, and nobody reads or writes output or log-sum-exp;
-    /// * no element of output or log-sum-exp lies where another tensor has one;
-    /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nobody else uses it;
+    ///   problem's strides reach for the tokens of the launch;
+    /// * nothing else writes the inputs, and nothing else uses the outputs or the rows of the caches that are written;
+    /// * no element that is written lies where another tensor has one, but for a query output that is the query;
+    /// * a workspace that the tensors bring has [`workspace_bytes`](Self::workspace_bytes) bytes, and nothing else uses it;
     /// * of the executable graphs made from one captured launch, one is executed at a time: they share outputs and workspace;
     /// * a raw stream is a stream of the primary context of this plan's device, or null for the default stream.
     ///
     /// The plan may be dropped earlier than that only if the stream has finished, or if the graph is not executed again.
     #[cfg(feature = "cuda")]
     pub unsafe fn launch<'a>(&self, stream: impl Into<StreamRef<'a>>, tensors: DeviceTensors) -> Result<(), Error> {
-        // SAFETY: the caller promises what the kernels need of addresses and stream.
-        unsafe { self.launch_with(stream.into(), &tensors, |executor, stream| executor.launch(stream, &tensors)) }
-    }
-
-    /// Checks what a launch checks, and calls `launch` with the kernels and the stream, if there is anything to launch.
-    ///
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch).
-    #[cfg(feature = "cuda")]
-    pub(crate) unsafe fn launch_with(
-        &self,
-        stream: StreamRef<'_>,
-        tensors: &DeviceTensors,
-        launch: impl FnOnce(&Executor, &Stream) -> Result<(), CudaError>,
-    ) -> Result<(), Error> {
-        let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
-            return Err(Error::NotOnCuda { call: "launch", device: self.device.to_string() });
-        };
-        tensors.check(&self.problem)?;
-        let Backend::Cuda(executor) = &self.backend else { return Ok(()) };
-        CUDA.check()?;
-        let launch = |stream: &Stream| {
+        let launch = |executor: &Executor, stream: &Stream| {
             if check_lengths::is_on() {
                 // SAFETY: the contract of this function.
-                unsafe { check_lengths::check_lengths(&self.problem, stream, tensors) }?;
+                unsafe { check_lengths::check(&self.operation, stream, &tensors) }?;
             }
-            Ok(launch(executor, stream)?)
+            // SAFETY: the contract of this function.
+            Ok(unsafe { executor.launch(stream, tensors.values()) }?)
         };
-        // SAFETY: the caller promises what the kernel needs of addresses and stream.
-        unsafe { stream.with(gpu.context(), launch) }
+        // SAFETY: the contract of this function.
+        unsafe { self.on_stream("launch", stream.into(), &tensors, launch) }
     }
 
-    /// Reads offsets, lengths and page tables of a launch back from the GPU and checks them, to explain wrong results: the
-    /// errors are those that [`run`](Self::run) has for tensors of the host. A launch clamps instead.
+    /// Reads lengths, offsets, tables, slots and positions of a launch back from the GPU and checks them, to explain wrong
+    /// results: the errors are those that [`run`](Self::run) has for tensors of the host, and a slot of two tokens. A launch
+    /// skips or clamps instead.
     ///
     /// They are read in stream order, and this waits for them: a debug aid. It is refused while the stream captures a graph;
     /// call it before the capture, and before a replay. With `FLASHCORE_CHECK_LENGTHS=1` in the environment every launch
@@ -298,29 +358,46 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// As for [`launch`](Self::launch), of which nothing but the operands that say where sequences lie is read.
+    /// As for [`launch`](Self::launch), of which nothing but these operands is read.
     #[cfg(feature = "cuda")]
     pub unsafe fn check_lengths<'a>(
         &self,
         stream: impl Into<StreamRef<'a>>,
         tensors: DeviceTensors,
     ) -> Result<(), Error> {
-        let (Backend::Cuda(_) | Backend::Nothing, Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
-            return Err(Error::NotOnCuda { call: "check_lengths", device: self.device.to_string() });
+        // SAFETY: the contract of this function.
+        let check = |_: &Executor, stream: &Stream| unsafe { check_lengths::check(&self.operation, stream, &tensors) };
+        // SAFETY: the contract of this function.
+        unsafe { self.on_stream("check_lengths", stream.into(), &tensors, check) }
+    }
+
+    /// Checks device tensors, and calls `run` with the kernels and the stream.
+    ///
+    /// # Safety
+    ///
+    /// As for [`launch`](Self::launch).
+    #[cfg(feature = "cuda")]
+    unsafe fn on_stream(
+        &self,
+        call: &'static str,
+        stream: StreamRef<'_>,
+        tensors: &DeviceTensors,
+        run: impl FnOnce(&Executor, &Stream) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (Backend::Cuda(executor), Kind::Cuda(gpu)) = (&self.backend, &self.device.0) else {
+            return Err(Error::NotOnCuda { call, device: self.device.to_string() });
         };
-        tensors.check(&self.problem)?;
+        tensors.check(&self.operation, |operand| executor.alignment(operand))?;
         CUDA.check()?;
-        // SAFETY: the caller promises what a launch needs of addresses and stream.
-        unsafe {
-            stream.into().with(gpu.context(), |stream| check_lengths::check_lengths(&self.problem, stream, &tensors))
-        }
+        // SAFETY: the contract of this function.
+        unsafe { stream.with(gpu.context(), |stream| run(executor, stream)) }
     }
 }
 
-/// The CPU, or every reason against a problem there.
+/// The CPU, or every reason against an operation there.
 #[cfg_attr(not(all(feature = "cpu", feature = "cuda")), expect(unused_variables, reason = "there are no options"))]
-fn cpu_backend(problem: &Problem, options: PlanOptions) -> Result<Backend, Vec<Reason>> {
-    let mut reasons: Vec<Reason> = problem.errors().into_iter().map(Reason::Problem).collect();
+fn cpu_backend(operation: &Operation, options: PlanOptions) -> Result<Backend, Vec<Reason>> {
+    let mut reasons: Vec<Reason> = operation.errors().into_iter().map(Reason::Problem).collect();
     #[cfg(not(feature = "cpu"))]
     {
         reasons.push(Reason::NotBuilt { backend: "cpu" });
@@ -328,9 +405,10 @@ fn cpu_backend(problem: &Problem, options: PlanOptions) -> Result<Backend, Vec<R
     }
     #[cfg(feature = "cpu")]
     {
-        for (argument, value) in [("head_dim", problem.head_dim), ("value_dim", problem.value_dim)] {
-            if value > MOST_CPU_COLUMNS {
-                reasons.push(Reason::TooWideForCpu { argument, value, limit: MOST_CPU_COLUMNS });
+        let dims = operation.problem().map(|problem| [problem.head_dim, problem.value_dim]).unwrap_or_default();
+        for (argument, value) in ["head_dim", "value_dim"].into_iter().zip(dims) {
+            if value > MAX_CPU_COLUMNS {
+                reasons.push(Reason::TooWideForCpu { argument, value, limit: MAX_CPU_COLUMNS });
             }
         }
         #[cfg(feature = "cuda")]

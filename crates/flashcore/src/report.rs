@@ -9,32 +9,45 @@ use flashcore_cuda::cache::Source;
 #[cfg(feature = "cuda")]
 use flashcore_cuda::{Kernel, Timings, Usage};
 #[cfg(feature = "cuda")]
-use flashcore_kernels::{Accuracy, Config, LaunchPlan};
-use flashcore_problem::Problem;
+use flashcore_kernels::{Accuracy, Config, KernelLaunch, LaunchPlan};
 
-use crate::Device;
+#[cfg(feature = "cuda")]
+use crate::Reason;
+use crate::{Device, Operation};
 
 /// Report of a plan. `Display` writes it for people.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The problem.
-    pub problem: String,
+    /// The operation.
+    pub operation: String,
     /// The device.
     pub device: String,
-    /// The GPU kernel; `None` on the CPU, and for a problem without a single output row.
+    /// The GPU kernel: that of attention where the operation has attention. `None` on the CPU, and for a problem without
+    /// a single output row.
     #[cfg(feature = "cuda")]
     pub kernel: Option<KernelReport>,
+    /// True if an append is inside of the attention launch.
+    #[cfg(feature = "cuda")]
+    pub is_fused: bool,
+    /// Every reason why an append is not inside of the attention launch; empty where it is, where that was not wanted, and
+    /// on the CPU.
+    #[cfg(feature = "cuda")]
+    pub not_fused: Vec<Reason>,
 }
 
 impl Report {
     /// The report of a plan without a kernel.
-    pub(crate) fn new(problem: &Problem, device: &Device) -> Self {
+    pub(crate) fn new(operation: &Operation, device: &Device) -> Self {
         Self {
-            problem: problem.to_string(),
+            operation: operation.to_string(),
             device: device.to_string(),
             #[cfg(feature = "cuda")]
             kernel: None,
+            #[cfg(feature = "cuda")]
+            is_fused: false,
+            #[cfg(feature = "cuda")]
+            not_fused: Vec::new(),
         }
     }
 }
@@ -46,8 +59,8 @@ impl Report {
 pub struct KernelReport {
     /// The name of the entry point.
     pub name: String,
-    /// The config it was generated from.
-    pub config: Config,
+    /// The config it was generated from, of a kernel of attention.
+    pub config: Option<Config>,
     /// The architecture it was generated for.
     pub arch: String,
     /// CTAs by query tile, query head and batch.
@@ -78,6 +91,7 @@ impl KernelReport {
     pub(crate) fn new(
         kernel: &Kernel,
         plan: &LaunchPlan,
+        launch: &KernelLaunch,
         source: Source,
         self_check: SelfCheckReport,
         plan_time: Duration,
@@ -86,7 +100,7 @@ impl KernelReport {
             name: kernel.name().to_owned(),
             config: plan.config,
             arch: kernel.arch().to_string(),
-            grid: plan.attention().grid,
+            grid: launch.grid,
             threads: kernel.threads(),
             shared_bytes: kernel.shared_bytes(),
             workspace_bytes: plan.workspace_bytes,
@@ -126,7 +140,7 @@ impl fmt::Display for SelfCheckReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} on {}", self.problem, self.device)?;
+        write!(formatter, "{} on {}", self.operation, self.device)?;
         #[cfg(feature = "cuda")]
         self.kernel.as_ref().map_or(Ok(()), |kernel| write!(formatter, "\n{kernel}"))?;
         Ok(())
@@ -147,9 +161,9 @@ impl fmt::Display for KernelReport {
             0 => {}
             bytes => write!(formatter, "\nworkspace of {bytes} bytes for each stream, shared with other plans")?,
         }
-        match self.config.accuracy() {
-            Accuracy::Exact => {}
-            accuracy @ (Accuracy::NearF32 | Accuracy::Tf32) => write!(formatter, "\n{accuracy}")?,
+        match self.config.map(Config::accuracy) {
+            None | Some(Accuracy::Exact) => {}
+            Some(accuracy @ (Accuracy::NearF32 | Accuracy::Tf32)) => write!(formatter, "\n{accuracy}")?,
         }
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let compile = milliseconds(self.timings.compile);
@@ -169,11 +183,17 @@ mod tests {
 
     #[test]
     fn a_report_reads_well() {
-        let mut report = Report { problem: "a problem".to_owned(), device: "a GPU".to_owned(), kernel: None };
+        let mut report = Report {
+            operation: "a problem".to_owned(),
+            device: "a GPU".to_owned(),
+            kernel: None,
+            is_fused: false,
+            not_fused: Vec::new(),
+        };
         assert_eq!(report.to_string(), "a problem on a GPU");
         report.kernel = Some(KernelReport {
             name: "flashcore_scalar".to_owned(),
-            config: Config::scalar(),
+            config: Some(Config::scalar()),
             arch: "sm_90".to_owned(),
             grid: [8, 4, 1],
             threads: 64,

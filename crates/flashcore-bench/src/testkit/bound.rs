@@ -7,12 +7,12 @@ use flashcore::{Device, DeviceTensors, Error, Plan};
 use flashcore_cuda::cache::{CacheOptions, KernelCache};
 use flashcore_cuda::{DeviceBuffer, Graph, JitOptions, Kernel, Kernels, Launch, Stream};
 use flashcore_ir::Builder;
-use flashcore_problem::{Access, GuardError, Guarded, Inputs, Operand, Outputs, Tensor};
+use flashcore_problem::{Access, GuardError, Guarded, Inputs, Operand, Outputs, Problem, Tensor};
 use zerocopy::IntoBytes as _;
 
 use crate::timing::Times;
 
-/// A plan with tensors of its own on the GPU, each between guard bands, and the stream it is launched on.
+/// A plan of attention with tensors of its own on the GPU, each between guard bands, and the stream it is launched on.
 ///
 /// It owns the memory that its launches touch, and everything that touches it goes through one stream, so launches and
 /// copies are ordered and nothing is freed under a running kernel.
@@ -54,11 +54,15 @@ pub struct BoundGraph<'a> {
 
 impl Bound {
     /// Copies inputs and poisoned outputs to the GPU of the plan.
+    ///
+    /// # Panics
+    ///
+    /// If the plan is of another operation than attention.
     pub fn new(plan: &Plan, inputs: &Inputs) -> Result<Self, Error> {
         let Some(context) = plan.device().context() else {
             return Err(Error::NotOnCuda { call: "a bound plan", device: plan.device().to_string() });
         };
-        let problem = plan.problem();
+        let problem = plan.problem().expect("a plan of attention");
         let views = inputs.views();
         views.validate(problem)?;
         let outputs = Outputs::poisoned(problem);
@@ -80,6 +84,11 @@ impl Bound {
         }
         tensors.validate(problem)?;
         Ok(Self { plan: plan.clone(), stream, buffers, tensors })
+    }
+
+    /// The problem of the plan.
+    pub fn problem(&self) -> &Problem {
+        self.plan.problem().expect("a plan of attention")
     }
 
     /// The stream that launches and copies go through.
@@ -121,7 +130,7 @@ impl Bound {
 
     /// Waits for the launches and copies everything to the host; `inputs` are those it was made from.
     pub fn contents(&self, inputs: &Inputs) -> Result<Contents, Error> {
-        let problem = self.plan.problem();
+        let problem = self.problem();
         let mut after = vec![Vec::new(); Operand::COUNT];
         let mut outputs = Outputs { output: Tensor::zeros(problem.dtypes().output, 0), ..Outputs::default() };
         let mut guards = Vec::with_capacity(self.buffers.len());

@@ -80,9 +80,8 @@ impl Gpu {
 
     /// Runs a plan once, judges it, whole or by a sample, and times it even if it is wrong; then the verdict says so.
     pub fn judge_and_time(&self, plan: &Plan, inputs: &Inputs) -> Result<GpuTimes, NoVerdict> {
-        let problem = plan.problem();
         let run = Run::new(plan, inputs)?;
-        let (verdict, output_sha256) = run.judge(problem, inputs)?;
+        let (verdict, output_sha256) = run.judge(run.0.problem(), inputs)?;
         run.time(kernel_name(plan), verdict, output_sha256)
     }
 
@@ -215,7 +214,7 @@ struct Run(Bound, Option<Config>);
 
 impl Run {
     fn new(plan: &Plan, inputs: &Inputs) -> Result<Self, NoVerdict> {
-        let config = plan.report().kernel.as_ref().map(|kernel| kernel.config);
+        let config = plan.report().kernel.as_ref().and_then(|kernel| kernel.config);
         Ok(Self(Bound::new(plan, inputs)?, config))
     }
 
@@ -306,7 +305,8 @@ impl Run {
 
 /// The config of a plan.
 fn kernel_name(plan: &Plan) -> String {
-    plan.report().kernel.as_ref().map_or_else(|| "none".to_owned(), |kernel| kernel.config.to_string())
+    let config = plan.report().kernel.as_ref().and_then(|kernel| kernel.config);
+    config.map_or_else(|| "none".to_owned(), |config| config.to_string())
 }
 
 /// One of several kernels that are timed alternately.

@@ -3,19 +3,18 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use flashcore::{AppendPolicy, KvCachePlan, PlanOptions};
+use flashcore::{AppendPolicy, Plan, PlanOptions};
 use flashcore_cpu::Level;
 use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{FusedValues, SequencePlan, SequenceValues, quantize_words};
-use flashcore_kernels::{Argument, Config, LaunchPlan, LaunchValues, Stage};
+use flashcore_kernels::{Between, Config, LaunchPlan, LaunchValues, Stage};
 use flashcore_problem::{
-    Evidence, Inputs, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Problem, Scale,
-    ScaleStrides, SequenceLengths, Tensor, TensorView, Verdict, kv_cache_oracle_with,
+    Evidence, Inputs, KvCacheData, KvCacheExpected, KvCacheOutputs, KvCacheProblem, Operand, Outputs, Scale,
+    SequenceLengths, Tensor, TensorView, Verdict, kv_cache_oracle_with,
 };
-use flashcore_sim::{GlobalMemory, Launch, Options, launch};
+use flashcore_sim::GlobalMemory;
 
 use crate::testkit::gpu::Gpu;
-use crate::testkit::operations::{place, place_scales, read_scale};
+use crate::testkit::operations::{place, place_scales, read_scale, set_scales};
 use crate::testkit::simulate::{copy_outputs, launch_all};
 use crate::testkit::verify::{NoVerdict, SIMULATED, Yardstick, launch_plan};
 use crate::testkit::wrong_arrays::{
@@ -130,12 +129,6 @@ impl Caches {
     }
 }
 
-/// The address of a scale and its strides.
-fn scale_of(operands: &LaunchValues, scale: Operand) -> (u64, ScaleStrides) {
-    let strides = scale.scale_index().map_or(ScaleStrides::TENSOR, |index| operands.strides.scales[index]);
-    (operands.address(scale), strides)
-}
-
 /// Results of one run.
 #[derive(Clone)]
 struct Run {
@@ -216,13 +209,12 @@ impl KvCacheTrial {
                     let append = if repeat % 2 == 1 { AppendPolicy::Environment } else { AppendPolicy::Separate };
                     let options = PlanOptions::default().with_config(config).with_append(append);
                     let plan = match gpu {
-                        Some(gpu) => KvCachePlan::with_options(&self.problem, gpu.device(), options),
-                        None => KvCachePlan::with_options(&self.problem, Gpu::open(0)?.device(), options),
+                        Some(gpu) => Plan::with_options(&self.problem, gpu.device(), options),
+                        None => Plan::with_options(&self.problem, Gpu::open(0)?.device(), options),
                     };
                     let plan = plan.map_err(NoVerdict::RefusedByGpu)?;
                     // The query between the kernels is not seen on the host: it is that of the same kernel in the simulator.
-                    let (memory, values, _) = self.simulate_append(None, case.seed)?;
-                    let (query, _) = self.read_between(&memory, &values);
+                    let (query, _) = self.simulate_append(None, case.seed)?.between.unwrap_or_else(|| self.nothing());
                     let query = if self.problem.transforms() { query.data } else { Vec::new() };
                     self.on_host(|data, outputs| {
                         plan.run(&data.inputs(), outputs).map_err(NoVerdict::Gpu)?;
@@ -253,23 +245,41 @@ impl KvCacheTrial {
 
     /// Runs the append alone in the simulator, with another kernel where one is given, and judges it.
     pub fn verify_append(&self, append: Option<&VerifiedKernel>, seed: u64) -> Result<(), NoVerdict> {
-        let (memory, values, operands) = self.simulate_append(append, seed)?;
-        let caches = self.read_caches(&memory, &values, &operands);
-        let between = Some(self.read_between(&memory, &values));
-        let outputs = Outputs::poisoned(&self.problem.attention);
-        self.check_append(&Run { caches, outputs, between }).map_err(NoVerdict::Append)
+        self.check_append(&self.simulate_append(append, seed)?).map_err(NoVerdict::Append)
     }
 
-    /// The query after norm and rotary embedding, and the lengths after the append, in the memory of the simulator.
-    fn read_between(&self, memory: &GlobalMemory, values: &SequenceValues) -> (Tensor, Vec<u32>) {
-        let data = match values.query_output {
-            // No rotation, or no query rows.
-            0 => self.expected.query.data.clone(),
-            address => memory.read(address),
-        };
-        let words = memory.read(values.lengths);
+    /// No query that is rotated, and no lengths.
+    fn nothing(&self) -> (Tensor, Vec<u32>) {
+        (Tensor::zeros(self.problem.attention.dtype, 0), Vec::new())
+    }
+
+    /// The query after norm and rotary embedding, poison where nothing was written, and the lengths after the append, in
+    /// the memory of the simulator. An error if anything was written between them.
+    fn read_between(
+        &self,
+        memory: &GlobalMemory,
+        workspace: u64,
+        at: Between,
+    ) -> Result<(Tensor, Vec<u32>), NoVerdict> {
+        let (lengths_end, dtype) = (at.lengths + 4 * self.problem.attention.batch as u64, self.problem.attention.dtype);
+        let unwritten = memory.unwritten(workspace);
+        let is_untouched = |byte: u64| unwritten.iter().any(|range| range.contains(&byte));
+        if let Some(byte) = (lengths_end..at.query).find(|&byte| !is_untouched(byte)) {
+            return Err(NoVerdict::Written(format!("byte {byte} of the workspace, of no tensor")));
+        }
+        let words = memory.read_at(workspace, at.lengths, 4 * self.problem.attention.batch);
         let lengths = words.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-        (Tensor { dtype: self.problem.attention.dtype, data }, lengths.collect())
+        if !self.problem.transforms() {
+            return Ok((self.expected.query.clone(), lengths.collect()));
+        }
+        let mut query = Tensor::poisoned(dtype, self.expected.query.len());
+        let written = memory.read_at(workspace, at.query, query.data.len());
+        for (index, byte) in
+            written.into_iter().enumerate().filter(|(index, _)| !is_untouched(at.query + *index as u64))
+        {
+            query.data[index] = byte;
+        }
+        Ok((query, lengths.collect()))
     }
 
     /// Runs it in the simulator in two launches and in one, and judges both.
@@ -351,46 +361,26 @@ impl KvCacheTrial {
         Ok(Run { caches, outputs, between })
     }
 
-    /// Runs the append in the simulator: its memory, its words, and the operands of the attention after it.
-    fn simulate_append(
-        &self,
-        append: Option<&VerifiedKernel>,
-        seed: u64,
-    ) -> Result<(GlobalMemory, SequenceValues, LaunchValues), NoVerdict> {
-        let (problem, attended) = (&self.problem, self.problem.attended());
-        let plan = SequencePlan::new(problem, SIMULATED.arch).map_err(NoVerdict::Refused)?;
-        let generated = plan.key.kernel().map_err(|errors| NoVerdict::Append(format!("{errors:?}")))?;
-        let mut memory = GlobalMemory::new();
-        let (values, operands) = self.allocate(&mut memory, &attended);
-        if plan.grid[0] > 0 {
-            let mut arguments = plan.template.clone();
-            let mut words = values.words().to_vec();
-            if problem.append(0).cache_dtype().is_float8() {
-                let scales = [Operand::KScale, Operand::VScale].map(|scale| scale_of(&operands, scale));
-                words.splice(0..0, quantize_words(scales));
-            }
-            for (argument, word) in arguments.iter_mut().zip(words) {
-                *argument = Argument::U64(word);
-            }
-            let described = Launch { grid: plan.grid, arguments };
-            let options = Options { seed, ..Options::default() };
-            launch(append.unwrap_or(&generated), &described, &memory, &options)?;
-        }
-        Ok((memory, values, operands))
+    /// Runs the append alone in the simulator, with another kernel where one is given.
+    fn simulate_append(&self, append: Option<&VerifiedKernel>, seed: u64) -> Result<Run, NoVerdict> {
+        self.simulate_separate(None, append, seed)
     }
 
     fn simulate(&self, config: Config, append: Option<&VerifiedKernel>, seed: u64) -> Result<Run, NoVerdict> {
-        let (problem, attended) = (&self.problem, self.problem.attended());
-        let (mut memory, values, mut operands) = self.simulate_append(append, seed)?;
-        let mut outputs = Outputs::poisoned(&problem.attention);
-        if let Some(attention) = launch_plan(&attended, config, SIMULATED).map_err(NoVerdict::Refused)? {
-            operands.workspace = memory.allocate_uninitialised("workspace", attention.workspace_bytes as usize);
-            launch_all(&attention, &operands, &memory, seed)?;
-            copy_outputs(&memory, &operands, &mut outputs);
-        }
-        let caches = self.read_caches(&memory, &values, &operands);
-        let between = Some(self.read_between(&memory, &values));
-        Ok(Run { caches, outputs, between })
+        let attention = launch_plan(&self.problem.attended(), config, SIMULATED).map_err(NoVerdict::Refused)?;
+        self.simulate_separate(attention, append, seed)
+    }
+
+    /// Runs the append in a launch of its own, and the attention after it.
+    fn simulate_separate(
+        &self,
+        attention: Option<LaunchPlan>,
+        append: Option<&VerifiedKernel>,
+        seed: u64,
+    ) -> Result<Run, NoVerdict> {
+        let plan = LaunchPlan::kv_cache(&self.problem, attention, SIMULATED).map_err(NoVerdict::Refused)?;
+        let plan = append.map_or(plan.clone(), |kernel| plan.with_kernel(Stage::Append, kernel.clone()));
+        self.simulate_plan(&plan, seed)
     }
 
     /// Runs it in the simulator with the append inside of the attention launch; nothing where the config has no kernel for
@@ -400,106 +390,74 @@ impl KvCacheTrial {
         plan.ok().map(|plan| self.simulate_plan(&plan, seed)).transpose()
     }
 
-    /// Runs a plan that has the append inside of the attention launch.
+    /// Runs a plan of the append, and of the attention if it has that.
     fn simulate_plan(&self, plan: &LaunchPlan, seed: u64) -> Result<Run, NoVerdict> {
-        let problem = &self.problem;
         let mut memory = GlobalMemory::new();
-        let (values, mut operands) = self.allocate(&mut memory, &problem.attended());
-        if problem.transforms() {
-            operands.set(Operand::Query, values.query);
-        }
-        operands.set(Operand::SequsedK, values.cache_seqlens);
-        operands.append = FusedValues {
-            new_key: values.new_key,
-            new_value: values.new_value,
-            cu_seqlens_k_new: values.cu_seqlens_k_new,
-            rotary_seqlens: values.rotary_seqlens,
-            cos: values.cos,
-            sin: values.sin,
-        };
-        operands.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
-        launch_all(plan, &operands, &memory, seed)?;
-        let mut outputs = Outputs::poisoned(&problem.attention);
-        copy_outputs(&memory, &operands, &mut outputs);
-        Ok(Run { caches: self.read_caches(&memory, &values, &operands), outputs, between: None })
+        let mut values = self.allocate(&mut memory);
+        values.workspace = memory.allocate_uninitialised("workspace", plan.workspace_bytes as usize);
+        launch_all(plan, &values, &memory, seed)?;
+        let mut outputs = Outputs::poisoned(&self.problem.attention);
+        copy_outputs(&memory, &values, &mut outputs);
+        let between = plan.between.map(|at| self.read_between(&memory, values.workspace, at)).transpose()?;
+        Ok(Run { caches: self.read_caches(&memory, &values), outputs, between })
     }
 
     /// The caches after the append.
-    fn read_caches(&self, memory: &GlobalMemory, values: &SequenceValues, operands: &LaunchValues) -> Caches {
+    fn read_caches(&self, memory: &GlobalMemory, values: &LaunchValues) -> Caches {
         let mut caches = self.before.clone();
-        caches.key.data = memory.read(values.key_cache);
+        caches.key.data = memory.read(values.address(Operand::KeyCache));
         if let Some(value) = &mut caches.value {
-            value.data = memory.read(values.value_cache);
+            value.data = memory.read(values.address(Operand::ValueCache));
         }
         for (scale, operand) in caches.scales.iter_mut().zip([Operand::KScale, Operand::VScale]) {
             if let Some(scale) = scale {
-                read_scale(memory, operands.address(operand), scale);
+                read_scale(memory, values.address(operand), scale);
             }
         }
         caches
     }
 
-    /// A buffer for each tensor: the words of the append, and the operands of the attention after it.
-    fn allocate(&self, memory: &mut GlobalMemory, attended: &Problem) -> (SequenceValues, LaunchValues) {
+    /// A buffer for each operand.
+    fn allocate(&self, memory: &mut GlobalMemory) -> LaunchValues {
         let (data, views) = (&self.data, self.data.attention.views());
         let words = |values: Option<&[u32]>| -> Vec<u8> {
             values.into_iter().flatten().flat_map(|value| value.to_le_bytes()).collect()
         };
-        let mut operands = LaunchValues::NONE;
+        let mut values = LaunchValues::NONE;
         for operand in Operand::inputs() {
             if let Some(bytes) = views.bytes(operand)
-                && !matches!(operand, Operand::Key | Operand::Value | Operand::SequsedK)
+                && !matches!(operand, Operand::Key | Operand::Value)
             {
-                operands.set(operand, memory.allocate(operand.name(), bytes));
+                values.set(operand, memory.allocate(operand.name(), bytes));
             }
         }
-        operands.strides = views.call_strides();
+        values.strides = views.call_strides();
         let written = [self.before.scales[0].as_ref(), self.before.scales[1].as_ref()];
-        let placed = place_scales(memory, [None, None], written);
-        for ((operand, scale), (address, strides)) in
-            [Operand::KScale, Operand::VScale].into_iter().zip(written).zip(placed)
-        {
-            if let (Some(_), Some(index)) = (scale, operand.scale_index()) {
-                operands.set(operand, address);
-                operands.strides.scales[index] = strides;
-            }
+        set_scales(&mut values, place_scales(memory, [None, None], written));
+        for (operand, bytes) in [
+            (Operand::NewKey, views.key.data),
+            (Operand::NewValue, views.value.data),
+            (Operand::Cos, &data.cos.data),
+            (Operand::Sin, &data.sin.data),
+            (Operand::QueryNorm, &data.query_norm.data),
+            (Operand::KeyNorm, &data.key_norm.data),
+            (Operand::CuSeqlensKNew, &words(data.cu_seqlens_k_new.as_deref())),
+            (Operand::RotarySeqlens, &words(data.rotary_seqlens.as_deref())),
+        ] {
+            values.set(operand, place(memory, operand.name(), bytes));
         }
         let key_cache = memory.allocate("key_cache", &self.before.key.data);
         let value_cache = match &self.before.value {
             Some(cache) => memory.allocate("value_cache", &cache.data),
             None => key_cache + (self.before.offset * self.before.key.dtype.size_bytes()) as u64,
         };
-        let query = Tensor::poisoned(attended.dtype, self.expected.query.len());
-        let values = SequenceValues {
-            new_key: place(memory, "new_key", views.key.data),
-            new_value: place(memory, "new_value", views.value.data),
-            key_cache,
-            value_cache,
-            query: if self.problem.transforms() { operands.address(Operand::Query) } else { 0 },
-            query_output: if self.problem.transforms() { place(memory, "rotated query", &query.data) } else { 0 },
-            cos: place(memory, "cos", &data.cos.data),
-            sin: place(memory, "sin", &data.sin.data),
-            query_norm: place(memory, "query_norm", &data.query_norm.data),
-            key_norm: place(memory, "key_norm", &data.key_norm.data),
-            cache_seqlens: place(memory, "cache_seqlens", &words(views.seqused_k)),
-            cu_seqlens_q: operands.address(Operand::CuSeqlensQ),
-            cu_seqlens_k_new: place(memory, "cu_seqlens_k_new", &words(data.cu_seqlens_k_new.as_deref())),
-            rotary_seqlens: place(memory, "rotary_seqlens", &words(data.rotary_seqlens.as_deref())),
-            kv_batch_idx: operands.address(Operand::KvBatchIdx),
-            page_table: operands.address(Operand::PageTable),
-            lengths: memory.allocate_uninitialised("lengths", attended.batch * 4),
-        };
-        if self.problem.transforms() {
-            operands.set(Operand::Query, values.query_output);
-        }
-        operands.set(Operand::Key, key_cache);
-        operands.set(Operand::Value, value_cache);
-        operands.set(Operand::SequsedK, values.lengths);
-        let outputs = Outputs::poisoned(attended);
-        operands.set(Operand::Output, memory.allocate_uninitialised("output", outputs.output.data.len()));
+        values.set(Operand::KeyCache, key_cache);
+        values.set(Operand::ValueCache, value_cache);
+        let outputs = Outputs::poisoned(&self.problem.attention);
+        values.set(Operand::Output, memory.allocate_uninitialised("output", outputs.output.data.len()));
         let rows = outputs.lse.as_ref().map_or(0, Vec::len);
-        operands.set(Operand::Lse, memory.allocate_uninitialised("lse", rows * 4));
-        (values, operands)
+        values.set(Operand::Lse, memory.allocate_uninitialised("lse", rows * 4));
+        values
     }
 
     /// Judges runs on the same inputs: caches, query and lengths after the append, then attention on them, by the accuracy of

@@ -1,16 +1,14 @@
 //! Append and merge in the simulator, on tensors of their own with unmapped memory around each.
 
-use std::sync::Arc;
-
-use flashcore_ir::VerifiedKernel;
-use flashcore_kernels::cache::{AppendPlan, AppendValues, quantize_words};
-use flashcore_kernels::merge::{MergePlan, MergeValues, UNWRITTEN};
-use flashcore_kernels::{Argument, KernelKey};
+use flashcore_kernels::merge::UNWRITTEN;
+use flashcore_kernels::{LaunchPlan, LaunchValues};
 use flashcore_problem::{
     AppendProblem, Inputs, MergeProblem, Operand, Outputs, Scale, ScaleStrides, Tensor, append_oracle_with,
     merge_oracle,
 };
-use flashcore_sim::{GlobalMemory, Launch, Options, launch};
+use flashcore_sim::GlobalMemory;
+
+use crate::testkit::simulate::launch_all;
 
 /// Reason why the kernel of an operation is not right.
 #[derive(Debug, thiserror::Error)]
@@ -23,25 +21,9 @@ pub enum OperationError {
     Wrong(String),
 }
 
-/// Runs a kernel whose first arguments are words.
-fn run(
-    kernel: &VerifiedKernel,
-    grid: [u32; 3],
-    template: &[Argument],
-    words: &[u64],
-    memory: &GlobalMemory,
-    seed: u64,
-) -> Result<(), String> {
-    let mut arguments = template.to_vec();
-    for (argument, &word) in arguments.iter_mut().zip(words) {
-        *argument = Argument::U64(word);
-    }
-    let options = Options { seed, ..Options::default() };
-    launch(kernel, &Launch { grid, arguments }, memory, &options).map(|_| ()).map_err(|error| error.to_string())
-}
-
-fn kernel_of(key: KernelKey) -> Result<Arc<VerifiedKernel>, String> {
-    key.kernel().map_err(|errors| format!("{errors:?}"))
+/// Runs a plan.
+fn run(plan: &LaunchPlan, values: &LaunchValues, memory: &GlobalMemory, seed: u64) -> Result<(), OperationError> {
+    launch_all(plan, values, memory, seed).map(|_| ()).map_err(|error| OperationError::Simulator(error.to_string()))
 }
 
 pub(super) fn place(memory: &mut GlobalMemory, name: &'static str, bytes: &[u8]) -> u64 {
@@ -60,12 +42,6 @@ pub enum Placement {
     },
 }
 
-/// Appends random numbers in the simulator and judges the caches and the query against the oracle: nothing, or what is
-/// wrong. Everything that is not to be read holds poison, and so does everything that is to be written.
-pub fn check_append(plan: &AppendPlan, problem: &AppendProblem, placement: Placement, seed: u64) -> Result<(), String> {
-    check_append_with(&*kernel_of(plan.key)?, plan, problem, placement, seed).map_err(|error| error.to_string())
-}
-
 /// The words of scales in the memory of the simulator, and the addresses of those that are written.
 pub(super) fn place_scales(
     memory: &mut GlobalMemory,
@@ -82,16 +58,26 @@ pub(super) fn place_scales(
     placed
 }
 
+/// Sets addresses and strides of the scales of keys and values.
+pub(super) fn set_scales(values: &mut LaunchValues, scales: [(u64, ScaleStrides); 2]) {
+    for (operand, (address, strides)) in [Operand::KScale, Operand::VScale].into_iter().zip(scales) {
+        if let (Some(index), true) = (operand.scale_index(), address != 0) {
+            values.set(operand, address);
+            values.strides.scales[index] = strides;
+        }
+    }
+}
+
 /// Scales as they are in the memory of the simulator.
 pub(super) fn read_scale(memory: &GlobalMemory, address: u64, scale: &mut Scale) {
     let words = memory.read(address);
     scale.data = words.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
 }
 
-/// [`check_append`] with a kernel in the place of the plan's.
-pub fn check_append_with(
-    kernel: &VerifiedKernel,
-    plan: &AppendPlan,
+/// Appends random numbers in the simulator and judges the caches and the query against the oracle: nothing, or what is
+/// wrong. Everything that is not to be read holds poison, and so does everything that is to be written.
+pub fn check_append(
+    plan: &LaunchPlan,
     problem: &AppendProblem,
     placement: Placement,
     seed: u64,
@@ -108,29 +94,23 @@ pub fn check_append_with(
     }
     let mut memory = GlobalMemory::new();
     let element = problem.cache_dtype().size_bytes();
-    let mut values = AppendValues {
-        key: place(&mut memory, "key", &data.new_key.data),
-        value: place(&mut memory, "value", &data.new_value.data),
-        key_cache: place(&mut memory, "key_cache", &before.key_cache.data),
-        slot_mapping: place(&mut memory, "slot_mapping", data.views().bytes(Operand::SlotMapping).unwrap_or_default()),
-        query_output: place(&mut memory, "query_output", &before.query_output.data),
-        cos: place(&mut memory, "cos", &data.cos.data),
-        sin: place(&mut memory, "sin", &data.sin.data),
-        query_norm: place(&mut memory, "query_norm", &data.query_norm.data),
-        key_norm: place(&mut memory, "key_norm", &data.key_norm.data),
-        tokens: problem.tokens as u64,
-        ..AppendValues::default()
-    };
-    let positions = data.views();
-    values.positions = place(&mut memory, "positions", positions.bytes(Operand::Positions).unwrap_or_default());
+    let (mut values, views) = (LaunchValues::NONE, data.views());
+    for operand in Operand::ALL.iter().copied().filter(|&operand| operand != Operand::Query && !operand.is_scale()) {
+        let bytes = views.bytes(operand).or_else(|| match operand {
+            Operand::KeyCache => Some(&before.key_cache.data[..]),
+            Operand::QueryOutput => Some(&before.query_output.data[..]),
+            _ => None,
+        });
+        values.set(operand, place(&mut memory, operand.name(), bytes.unwrap_or_default()));
+    }
     match placement {
         Placement::Separate => {
-            values.value_cache = place(&mut memory, "value_cache", &before.value_cache.data);
-            values.query = place(&mut memory, "query", &data.query.data);
+            values.set(Operand::ValueCache, place(&mut memory, "value_cache", &before.value_cache.data));
+            values.set(Operand::Query, place(&mut memory, "query", &data.query.data));
         }
         Placement::Interleaved { offset } => {
-            values.value_cache = values.key_cache + (offset * element) as u64;
-            values.query = values.query_output;
+            values.set(Operand::ValueCache, values.address(Operand::KeyCache) + (offset * element) as u64);
+            values.set(Operand::Query, values.address(Operand::QueryOutput));
         }
     }
     let scales = place_scales(
@@ -138,11 +118,8 @@ pub fn check_append_with(
         [data.k_scale.as_ref(), data.v_scale.as_ref()],
         [before.k_scale.as_ref(), before.v_scale.as_ref()],
     );
-    let mut words = values.words().to_vec();
-    if problem.cache_dtype().is_float8() {
-        words.splice(0..0, quantize_words(scales));
-    }
-    run(kernel, plan.grid(problem.tokens), &plan.template, &words, &memory, seed).map_err(OperationError::Simulator)?;
+    set_scales(&mut values, scales);
+    run(plan, &values, &memory, seed)?;
     let mut after = before.clone();
     for (scale, (address, _)) in [&mut after.k_scale, &mut after.v_scale].into_iter().zip(scales) {
         if let Some(scale) = scale {
@@ -151,23 +128,25 @@ pub fn check_append_with(
     }
     let expected = expected.with_computed_scales(before.scales(), after.scales()).map_err(wrong)?;
     let read = |address: u64| if address == 0 { Vec::new() } else { memory.read(address) };
-    let key_cache = read(values.key_cache);
+    let key_cache = read(values.address(Operand::KeyCache));
     match placement {
         Placement::Separate => {
             expected.check_key_cache(&before.key_cache.data, &key_cache).map_err(wrong)?;
-            expected.check_value_cache(&before.value_cache.data, &read(values.value_cache)).map_err(wrong)?;
+            expected
+                .check_value_cache(&before.value_cache.data, &read(values.address(Operand::ValueCache)))
+                .map_err(wrong)?;
         }
         Placement::Interleaved { offset } => {
             expected.check_interleaved(offset, &before.key_cache.data, &key_cache).map_err(wrong)?;
         }
     }
-    expected.check_query(&before.query_output.data, &read(values.query_output)).map_err(wrong)
+    expected.check_query(&before.query_output.data, &read(values.address(Operand::QueryOutput))).map_err(wrong)
 }
 
 /// Merges the second of two random parts into the first in the simulator, with some rows of the second unwritten, and
 /// judges output and LSE against the oracle: nothing, or what is wrong. Unwritten rows of both parts hold poison, and those
 /// of the first must keep it.
-pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
+pub fn check_merge_in_place(plan: &LaunchPlan, problem: &MergeProblem, seed: u64) -> Result<(), OperationError> {
     let mut data = problem.random(seed);
     let (strides, bytes) = (problem.strides, problem.value_dim * problem.dtype.size_bytes());
     let rows = (0..problem.tokens).flat_map(|token| (0..problem.heads).map(move |head| (token, head)));
@@ -183,17 +162,13 @@ pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64)
     let mut memory = GlobalMemory::new();
     let [output, part] = [0, 1].map(|part| place(&mut memory, "output", &data.part_outputs[part].data));
     let [lse, part_lse] = [0, 1].map(|part| place(&mut memory, "lse", &data.part_lses[part].data));
-    let values = MergeValues {
-        part: output,
-        part_lse: lse,
-        part_stride: part.wrapping_sub(output),
-        part_lse_stride: part_lse.wrapping_sub(lse),
-        output,
-        lse,
-        tokens: problem.tokens as u64,
-    };
-    let kernel = kernel_of(plan.key)?;
-    run(&kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)?;
+    let mut values = LaunchValues::NONE;
+    for (operand, address) in
+        [(Operand::Output, output), (Operand::Lse, lse), (Operand::PartOutputs, part), (Operand::PartLses, part_lse)]
+    {
+        values.set(operand, address);
+    }
+    run(plan, &values, &memory, seed)?;
     let mut found = Tensor { dtype: problem.dtype, data: memory.read(output) };
     let words = memory.read(lse);
     let mut found_lse: Vec<f32> =
@@ -204,18 +179,21 @@ pub fn check_merge_in_place(plan: &MergePlan, problem: &MergeProblem, seed: u64)
         let index = strides.part_lse.row_start(0, head, token);
         if found.data[start..start + bytes].iter().any(|&byte| byte != 0xFF) || found_lse[index].to_bits() != UNWRITTEN
         {
-            return Err(format!("head {head} of token {token} was written, and the second part has no such row"));
+            let complaint = format!("head {head} of token {token} was written, and the second part has no such row");
+            return Err(OperationError::Wrong(complaint));
         }
         found.data[start..start + bytes].fill(0);
         found_lse[index] = f32::NEG_INFINITY;
         data.part_lses.iter_mut().for_each(|lse| lse.set(index, f64::NEG_INFINITY));
     }
-    let expected = merge_oracle(problem, &data.views()).map_err(|invalid| invalid.to_string())?;
-    expected.check(problem, &Outputs { output: found, lse: Some(found_lse), ..Outputs::default() })
+    let expected =
+        merge_oracle(problem, &data.views()).map_err(|invalid| OperationError::Simulator(invalid.to_string()))?;
+    let found = Outputs { output: found, lse: Some(found_lse), ..Outputs::default() };
+    expected.check(problem, &found).map_err(OperationError::Wrong)
 }
 
 /// Merges random parts in the simulator and judges the result against the oracle: nothing, or what is wrong.
-pub fn check_merge(plan: &MergePlan, problem: &MergeProblem, seed: u64) -> Result<(), String> {
+pub fn check_merge(plan: &LaunchPlan, problem: &MergeProblem, seed: u64) -> Result<(), OperationError> {
     check_merge_of(plan, problem, &problem.random(seed), seed)
 }
 
@@ -228,14 +206,8 @@ pub fn check_merge_on_cpu(problem: &MergeProblem, seed: u64) -> Result<(), Strin
 }
 
 /// [`check_merge`] of given parts.
-pub fn check_merge_of(plan: &MergePlan, problem: &MergeProblem, data: &Inputs, seed: u64) -> Result<(), String> {
-    check_merge_with(&*kernel_of(plan.key)?, plan, problem, data, seed).map_err(|error| error.to_string())
-}
-
-/// [`check_merge_of`] with a kernel in the place of the plan's.
-pub fn check_merge_with(
-    kernel: &VerifiedKernel,
-    plan: &MergePlan,
+pub fn check_merge_of(
+    plan: &LaunchPlan,
     problem: &MergeProblem,
     data: &Inputs,
     seed: u64,
@@ -246,20 +218,20 @@ pub fn check_merge_with(
     let stack = |parts: &[Tensor]| parts.iter().flat_map(|part| part.data.iter().copied()).collect::<Vec<u8>>();
     let (stacked, stacked_lse) = (stack(&data.part_outputs), stack(&data.part_lses));
     let outputs = problem.poisoned();
-    let values = MergeValues {
-        part: place(&mut memory, "parts", &stacked),
-        part_lse: place(&mut memory, "part_lse", &stacked_lse),
-        part_stride: (stacked.len() / problem.num_parts) as u64,
-        part_lse_stride: (stacked_lse.len() / problem.num_parts) as u64,
-        output: place(&mut memory, "output", &outputs.output.data),
-        lse: place(&mut memory, "lse", outputs.slot(Operand::Lse).map_or(&[], |slot| slot.data)),
-        tokens: problem.tokens as u64,
-    };
-    run(kernel, plan.grid(problem.tokens), &plan.template, &values.words(), &memory, seed)
-        .map_err(OperationError::Simulator)?;
-    let found = Tensor { dtype: problem.dtype, data: memory.read(values.output) };
+    let mut values = LaunchValues::NONE;
+    values.part_strides = [&stacked, &stacked_lse].map(|stacked| (stacked.len() / problem.num_parts) as u64);
+    for (operand, bytes) in [
+        (Operand::PartOutputs, &stacked[..]),
+        (Operand::PartLses, &stacked_lse),
+        (Operand::Output, &outputs.output.data),
+        (Operand::Lse, outputs.slot(Operand::Lse).map_or(&[], |slot| slot.data)),
+    ] {
+        values.set(operand, place(&mut memory, operand.name(), bytes));
+    }
+    run(plan, &values, &memory, seed)?;
+    let found = Tensor { dtype: problem.dtype, data: memory.read(values.address(Operand::Output)) };
     let found_lse: Option<Vec<f32>> = problem.lse.then(|| {
-        let bytes = memory.read(values.lse);
+        let bytes = memory.read(values.address(Operand::Lse));
         bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
     });
     let found = Outputs { output: found, lse: found_lse, ..Outputs::default() };

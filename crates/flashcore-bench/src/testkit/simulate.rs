@@ -202,7 +202,11 @@ fn launch_all_with_sums(
                 _ => TensorSum::Exact,
             });
         let options = Options { seed, tensor_sum, ..Options::default() };
-        let described = Launch { grid: planned.grid, arguments: planned.arguments(values) };
+        let grid = planned.grid_of(values);
+        if grid.contains(&0) {
+            continue;
+        }
+        let described = Launch { grid, arguments: planned.arguments(values) };
         counters += stream.launch(kernel, &described, planned.overlaps_previous(), &options)?.counters;
     }
     if overlaps {

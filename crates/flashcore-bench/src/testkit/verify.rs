@@ -306,7 +306,7 @@ pub(crate) fn verify_plan_far(
 }
 
 fn verify_runs(
-    (problem, config): (&Problem, Config),
+    (problem, config): (&Problem, Option<Config>),
     yardstick: &Yardstick,
     seed: u64,
     repeats: u64,
@@ -325,7 +325,7 @@ fn verify_runs(
         repeats: &repeated,
         guards: &[],
     };
-    Ok(yardstick.judge_kernel(problem, Some(config), &evidence)?)
+    Ok(yardstick.judge_kernel(problem, config, &evidence)?)
 }
 
 /// Runs in guarded memory. Where the first run ends at an inaccessible page the second begins after one, and so on; half

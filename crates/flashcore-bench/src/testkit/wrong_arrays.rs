@@ -336,7 +336,7 @@ impl<'a> WrongAttention<'a> {
         let repeats: Vec<_> = runs[1..].iter().map(|(outputs, _)| outputs.clone()).collect();
         let (outputs, inputs_after) = &runs[0];
         let evidence = Evidence { inputs: arrays, inputs_after, outputs, repeats: &repeats, guards: &[] };
-        Ok(yardstick.judge_kernel(problem, Some(plan.config), &evidence)?)
+        Ok(yardstick.judge_kernel(problem, plan.config, &evidence)?)
     }
 }
 

@@ -6,7 +6,7 @@ use flashcore::cuda::cache::Source;
 use flashcore::cuda::{CudaError, DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    Alignment, Config, ContinuePlan, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, PagedKv,
+    Alignment, Config, DType, Device, DeviceTensors, Error, Invalid, KernelReason, Layout, Mask, Operation, PagedKv,
     Plan, PlanOptions, Problem, Reason, SelfCheckPolicy, SelfCheckReport, TensorError, supports,
 };
 use flashcore_bench::testkit::gpu::Gpu;
@@ -155,7 +155,7 @@ fn continuing_is_attention_over_all_keys(gpu: &Gpu) {
         let offsets = DeviceBuffer::from_host(stream, &offsets).unwrap();
         let part = |keys: usize| problem.clone().with_key_length(keys).with_layout(Layout::Strided(problem.strides()));
         let first = Plan::new(&part(100), device).unwrap();
-        let rest = ContinuePlan::new(&part(200), device).unwrap();
+        let rest = Plan::new(Operation::Continue(part(200)), device).unwrap();
         let tensors = on_device.tensors().with_cu_seqlens_q(offsets.address());
         let mut later = tensors;
         later.key += 100 * (problem.strides().key.row * 2) as u64;

@@ -4,10 +4,7 @@
 
 use flashcore::cuda::{DeviceBuffer, Graph, Stream};
 use flashcore::verify::{Inputs, Outputs, append_oracle, merge_oracle};
-use flashcore::{
-    AppendPlan, AppendProblem, AppendTensors, DType, Error, MergePlan, MergeProblem, MergeTensors, Operand,
-    PartAddresses, Rotary, RotaryStyle,
-};
+use flashcore::{AppendProblem, DType, DeviceTensors, Error, MergeProblem, Operand, Plan, Rotary, RotaryStyle};
 use flashcore_bench::testkit::gpu::Gpu;
 
 use crate::{Test, tests};
@@ -29,10 +26,10 @@ fn appends_are_right(gpu: &Gpu) {
                 plain.with_rotary(rotary(RotaryStyle::Neox)).with_qk_norm(1e-6),
                 plain.with_rotary(rotary(RotaryStyle::GptJ)),
             ] {
-                let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
+                let plan = Plan::new(&problem, gpu.device()).unwrap();
                 let (inputs, before) = (problem.random(11), problem.poisoned());
                 let mut after = before.clone();
-                plan.run(&inputs.views(), after.views_mut()).unwrap();
+                plan.run(inputs.views(), after.views_mut()).unwrap();
                 check_append(&problem, &inputs, &before, &after);
             }
         }
@@ -48,9 +45,9 @@ fn merges_are_right(gpu: &Gpu) {
         for (num_parts, value_dim) in [(2, 128), (4, 64), (9, 512), (256, 128), (3, 33)] {
             let problem = MergeProblem::new(num_parts, 77, 8, value_dim, dtype);
             for problem in [problem, problem.with_part_dtype(DType::F32).with_token_major_lse()] {
-                let plan = MergePlan::new(&problem, gpu.device()).unwrap();
+                let plan = Plan::new(&problem, gpu.device()).unwrap();
                 let (inputs, mut outputs) = (problem.random(12), problem.poisoned());
-                plan.run(&inputs.views(), outputs.views_mut()).unwrap();
+                plan.run(inputs.views(), outputs.views_mut()).unwrap();
                 merge_oracle(&problem, &inputs.views()).unwrap().check(&problem, &outputs).unwrap();
             }
         }
@@ -68,7 +65,7 @@ fn a_captured_append_takes_new_slots(gpu: &Gpu) {
         128,
         500,
     ));
-    let plan = AppendPlan::new(&problem, gpu.device()).unwrap();
+    let plan = Plan::new(&problem, gpu.device()).unwrap();
     let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
     let first = problem.random(0);
@@ -80,9 +77,17 @@ fn a_captured_append_takes_new_slots(gpu: &Gpu) {
     let outputs = [&before.key_cache, &before.value_cache, &before.query_output].map(|tensor| upload(&tensor.data));
     let [key, value, query, cos, sin] = inputs.each_ref().map(DeviceBuffer::address);
     let [key_cache, value_cache, query_output] = outputs.each_ref().map(DeviceBuffer::address);
-    let tensors = AppendTensors::new(key, value, key_cache, value_cache, slots.address())
-        .with_query(query, query_output)
-        .with_rotary(positions.address(), cos, sin);
+    let tensors = DeviceTensors::NONE
+        .with_new_key(key)
+        .with_new_value(value)
+        .with_key_cache(key_cache)
+        .with_value_cache(value_cache)
+        .with_slot_mapping(slots.address())
+        .with_query(query)
+        .with_query_output(query_output)
+        .with_positions(positions.address())
+        .with_cos(cos)
+        .with_sin(sin);
     // SAFETY: the tensors are whole, nobody else's, and outlive the graph.
     let graph = Graph::capture::<Error>(&stream, |stream| unsafe { plan.launch(stream, tensors) }).unwrap();
     for seed in 0..5 {
@@ -109,7 +114,7 @@ fn a_captured_append_takes_new_slots(gpu: &Gpu) {
 /// The second part before the first in memory, and fewer tokens than the plan has.
 fn two_parts_lie_anywhere(gpu: &Gpu) {
     let problem = MergeProblem::new(2, 100, 32, 128, DType::F16).with_token_major_lse();
-    let plan = MergePlan::new(&problem, gpu.device()).unwrap();
+    let plan = Plan::new(&problem, gpu.device()).unwrap();
     let stream = Stream::new(gpu.device().context().unwrap()).unwrap();
     let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes).unwrap();
     let fewer = problem.with_tokens(61);
@@ -118,11 +123,11 @@ fn two_parts_lie_anywhere(gpu: &Gpu) {
     let lses = [0, 1].map(|part: usize| upload(&inputs.part_lses[part].data));
     let mut outputs = fewer.poisoned();
     let (output_buffer, lse_buffer) = (upload(&outputs.output.data), upload(outputs.slot(Operand::Lse).unwrap().data));
-    let parts = PartAddresses::Two {
-        outputs: [first.address(), second.address()],
-        lses: lses.each_ref().map(DeviceBuffer::address),
-    };
-    let tensors = MergeTensors::new(parts, output_buffer.address()).with_lse(lse_buffer.address()).with_tokens(61);
+    let tensors = DeviceTensors::NONE
+        .with_two_parts([first.address(), second.address()], lses.each_ref().map(DeviceBuffer::address))
+        .with_output(output_buffer.address())
+        .with_lse(lse_buffer.address())
+        .with_tokens(61);
     // SAFETY: the tensors are whole for so many tokens, and nobody else's.
     unsafe { plan.launch(&stream, tensors) }.unwrap();
     outputs.output.data = output_buffer.to_host(&stream).unwrap();

@@ -2,12 +2,12 @@
 
 use flashcore_bench::testkit::operations::{Placement, check_append};
 use flashcore_ir::Arch;
-use flashcore_kernels::cache::AppendPlan;
+use flashcore_kernels::LaunchPlan;
 use flashcore_problem::{AppendProblem, DType, PositionType, Rotary, RotaryStyle, Strides};
 
 #[track_caller]
 fn check(problem: &AppendProblem, placement: Placement) {
-    let plan = AppendPlan::new(problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"));
+    let plan = LaunchPlan::append(problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"));
     for seed in 0..2 {
         check_append(&plan, problem, placement, seed).unwrap_or_else(|wrong| panic!("{problem:?}: {wrong}"));
     }

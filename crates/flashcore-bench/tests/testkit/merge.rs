@@ -2,11 +2,11 @@
 
 use flashcore_bench::testkit::operations::{check_merge, check_merge_in_place, check_merge_of};
 use flashcore_ir::Arch;
-use flashcore_kernels::merge::MergePlan;
+use flashcore_kernels::LaunchPlan;
 use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
 
-fn plan(problem: &MergeProblem) -> MergePlan {
-    MergePlan::new(problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"))
+fn plan(problem: &MergeProblem) -> LaunchPlan {
+    LaunchPlan::merge(problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"))
 }
 
 #[track_caller]
@@ -84,7 +84,8 @@ fn a_part_is_merged_into_another() {
         for (heads, value_dim) in [(3, 128), (2, 33), (5, 72), (1, 512), (4, 64)] {
             for base in [LseBase::Natural, LseBase::Two] {
                 let problem = MergeProblem::new(2, 23, heads, value_dim, dtype).with_base(base);
-                let plan = MergePlan::in_place(&problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"));
+                let plan =
+                    LaunchPlan::merge_in_place(&problem, Arch::Sm80).unwrap_or_else(|reasons| panic!("{reasons:?}"));
                 for seed in 0..2 {
                     check_merge_in_place(&plan, &problem, seed).unwrap_or_else(|wrong| panic!("{problem:?}: {wrong}"));
                 }

@@ -2,8 +2,6 @@
 //! many loads in flight.
 
 use flashcore_ir::Arch;
-use flashcore_kernels::cache::AppendPlan;
-use flashcore_kernels::merge::MergePlan;
 use flashcore_kernels::{KernelKey, LaunchPlan, Reason, heuristics};
 use flashcore_problem::{
     Alignment, AppendProblem, DType, KvCacheProblem, Layout, Mask, MergeProblem, PagedKv, Problem, Rotary, RotaryStyle,
@@ -22,7 +20,7 @@ fn kernels(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
             (append(72).with_rotary(rotary(RotaryStyle::Neox, 20)), 96),
             (append(576), 56),
         ] {
-            kernels.push((AppendPlan::new(&problem, arch)?.key, registers));
+            kernels.push((LaunchPlan::append(&problem, arch)?.launches[0].key, registers));
         }
         // Below sm_89 there is no conversion to 8 bits.
         for cache in DType::FLOAT8.into_iter().filter(|_| arch.compute() >= 89) {
@@ -35,11 +33,14 @@ fn kernels(arch: Arch) -> Result<Vec<(KernelKey, u32)>, Vec<Reason>> {
                     96,
                 ),
             ] {
-                kernels.push((AppendPlan::new(&problem, arch)?.key, registers));
+                kernels.push((LaunchPlan::append(&problem, arch)?.launches[0].key, registers));
             }
         }
         for (parts, value_dim, registers) in [(2, 128, 48), (4, 128, 64), (100, 128, 64), (9, 512, 128), (3, 33, 64)] {
-            kernels.push((MergePlan::new(&MergeProblem::new(parts, 100, 8, value_dim, dtype), arch)?.key, registers));
+            kernels.push((
+                LaunchPlan::merge(&MergeProblem::new(parts, 100, 8, value_dim, dtype), arch)?.launches[0].key,
+                registers,
+            ));
         }
     }
     kernels.extend(fused(arch)?);

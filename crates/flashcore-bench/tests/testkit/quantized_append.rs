@@ -3,7 +3,7 @@
 use flashcore_bench::testkit::kv_cache::KvCacheTrial;
 use flashcore_bench::testkit::operations::{Placement, check_append};
 use flashcore_ir::Arch;
-use flashcore_kernels::cache::{AppendPlan, SequencePlan};
+use flashcore_kernels::LaunchPlan;
 use flashcore_problem::{
     Alignment, AppendProblem, DType, KvCacheProblem, Layout, Mask, PagedKv, Problem, Rotary, RotaryStyle,
     SequenceLengths, Strides,
@@ -11,7 +11,7 @@ use flashcore_problem::{
 
 #[track_caller]
 fn check(problem: &AppendProblem, placement: Placement) {
-    let plan = AppendPlan::new(problem, Arch::Sm89).unwrap_or_else(|reasons| panic!("{reasons:?}"));
+    let plan = LaunchPlan::append(problem, Arch::Sm89).unwrap_or_else(|reasons| panic!("{reasons:?}"));
     for seed in 0..3 {
         check_append(&plan, problem, placement, seed).unwrap_or_else(|wrong| panic!("{problem:?}: {wrong}"));
     }
@@ -95,7 +95,7 @@ fn rows_are_quantised_by_sequence() {
 #[test]
 fn what_no_kernel_quantises_is_refused_with_the_reason() {
     let problem = AppendProblem::new(4, 2, 64, DType::F16, 4, 4).with_cache_dtype(Some(DType::E5m2));
-    let text = |problem: &AppendProblem, arch| match AppendPlan::new(problem, arch) {
+    let text = |problem: &AppendProblem, arch| match LaunchPlan::append(problem, arch) {
         Ok(_) => String::new(),
         Err(reasons) => reasons.iter().map(ToString::to_string).collect(),
     };
@@ -106,5 +106,5 @@ fn what_no_kernel_quantises_is_refused_with_the_reason() {
     let odd = AppendProblem::new(4, 2, 33, DType::F16, 4, 4).with_cache_dtype(Some(DType::E5m2));
     let why = "takes an even number of columns, strides that are even, and a rotary dim that is a multiple of 4";
     assert_eq!(text(&odd, Arch::Sm90a), format!("the append to an e5m2 cache {why}{end}"));
-    assert!(SequencePlan::new(&sequences(0), Arch::Sm80).is_err());
+    assert!(LaunchPlan::kv_cache(&sequences(0), None, Arch::Sm80).is_err());
 }

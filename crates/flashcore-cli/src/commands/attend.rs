@@ -220,8 +220,12 @@ impl Attend {
             error => Failure::Usage(format!("{}: {error}", self.input.display())),
         })?;
         let run_seconds = running.elapsed().as_secs_f64();
-        let kernel =
-            plan.report().kernel.as_ref().map_or_else(|| "native".to_owned(), |kernel| kernel.config.to_string());
+        let kernel = plan
+            .report()
+            .kernel
+            .as_ref()
+            .and_then(|kernel| kernel.config)
+            .map_or_else(|| "native".to_owned(), |config| config.to_string());
         let mut notes: Vec<String> = note.map(|note| format!("not on a GPU: {note}")).into_iter().collect();
         if plan.device().is_cuda() {
             notes.push("run ms includes the copies to the GPU and back".to_owned());

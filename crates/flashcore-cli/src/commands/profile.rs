@@ -189,7 +189,7 @@ impl ProfileCommand {
         match gpu {
             Some(gpu) => {
                 let plan = gpu.plan(problem, None).map_err(reasons)?;
-                Ok(plan.report().kernel.iter().map(|kernel| kernel.config).collect())
+                Ok(plan.report().kernel.iter().filter_map(|kernel| kernel.config).collect())
             }
             None => Ok(vec![heuristics::select(problem, reference_gpu::TARGET)]),
         }

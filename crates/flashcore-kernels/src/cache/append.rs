@@ -6,45 +6,32 @@
 
 use flashcore_ir::types::{F32, S32, S64, U32, U64};
 use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
-use flashcore_problem::{AppendProblem, PositionType, Strides};
+use flashcore_problem::{AppendProblem, Operand, PositionType, Strides};
 
-use super::quantize::{self, CachePlace, Quantizers, slot_reason};
+use super::quantize::{self, CachePlace, Quantizers};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, RotarySpec, THREADS};
+use crate::bindings::Word;
+use crate::launch_plan::{KernelLaunch, LaunchPlan, TokenRows};
 use crate::spec::{KernelKey, KernelSpec};
-use crate::target;
-use crate::unsupported::{Reason, check_kernel};
+use crate::target::Target;
+use crate::unsupported::Reason;
 
 operation_parameters! {
-    /// Addresses and sizes of one launch of an append; 0 for what the problem does not have.
-    AppendValues, APPEND_WORDS;
     launch {
-        /// The new keys.
         key,
-        /// The new values.
         value,
-        /// The key cache.
         key_cache,
-        /// The value cache.
         value_cache,
-        /// The slot of each token, 64 bits, signed.
         slot_mapping,
-        /// The query.
         query,
-        /// The query output.
         query_output,
-        /// The position of each token.
         positions,
-        /// The cosines.
         cos,
-        /// The sines.
         sin,
-        /// The weights of the norm of the query.
         query_norm,
-        /// The weights of the norm of the key.
         key_norm,
-        /// Tokens of this launch, at most those of the plan.
         tokens,
     }
     plan {
@@ -72,56 +59,43 @@ operation_parameters! {
     }
 }
 
-/// The launch of an append on a GPU: kernel, grid and arguments, without addresses.
-#[derive(Debug, Clone)]
-pub struct AppendPlan {
-    /// The kernel.
-    pub key: KernelKey,
-    /// All arguments; the first [`APPEND_WORDS`] are 0, after [`QUANTIZE_WORDS`](super::QUANTIZE_WORDS) where the caches
-    /// are FP8.
-    pub template: Vec<Argument>,
-    spec: AppendSpec,
-    query_heads: u32,
-    key_heads: u32,
-}
-
-impl AppendPlan {
-    /// The plan for a problem, or every reason against it.
-    pub fn new(problem: &AppendProblem, target: impl Into<target::Target>) -> Result<Self, Vec<Reason>> {
-        let target = target.into();
+impl LaunchPlan {
+    /// The kernel that appends by slot, or every reason against it.
+    pub fn append(problem: &AppendProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        slot_reason(problem, target.arch)?;
-        let spec = AppendSpec::of(problem);
+        let (spec, target) = (AppendSpec::of(problem), target.into());
+        quantize::reason(problem, spec, target.arch)?;
+        let (key_rows, value_rows) = (spec.key_rows(), spec.value_rows());
+        let [query_heads, key_heads] = [problem.query_heads, problem.key_heads].map(|heads| heads as u32);
+        let rows = [(query_heads, key_rows), (key_heads, key_rows), (key_heads, value_rows)];
+        let rows = rows.map(|(per_token, shape)| TokenRows { per_token, per_cta: shape.rows_per_cta() });
         let key = KernelKey { spec: KernelSpec::Append(spec), arch: target.arch };
-        check_kernel(key, target)?;
-        Ok(Self {
-            key,
-            template: arguments(problem),
-            spec,
-            query_heads: problem.query_heads as u32,
-            key_heads: problem.key_heads as u32,
-        })
-    }
-
-    /// CTAs for so many tokens.
-    pub fn grid(&self, tokens: usize) -> [u32; 3] {
-        let [queries, keys] = [tokens as u32 * self.query_heads, tokens as u32 * self.key_heads];
-        let (key_rows, value_rows) = (self.spec.key_rows(), self.spec.value_rows());
-        [key_rows.ctas(queries) + key_rows.ctas(keys) + value_rows.ctas(keys), 1, 1]
-    }
-
-    /// Bytes of which the addresses of query, query output, key and norm weights must be multiples, those of value, and
-    /// those of the tables.
-    pub fn alignments(&self) -> [u64; 3] {
-        self.spec.alignments()
-    }
-
-    /// Bytes of which the addresses of key cache and value cache must be multiples.
-    pub fn cache_alignments(&self) -> [u64; 2] {
-        self.spec.cache_alignments()
+        let mut launch = KernelLaunch::of_tokens(key, problem.tokens as u32, rows.to_vec());
+        launch.extend_with_words(quantize::words(problem));
+        let words = Words {
+            key: Word::address(Operand::NewKey),
+            value: Word::address(Operand::NewValue),
+            key_cache: Word::address(Operand::KeyCache),
+            value_cache: Word::address(Operand::ValueCache),
+            slot_mapping: Word::address(Operand::SlotMapping),
+            query: Word::address(Operand::Query),
+            query_output: Word::address(Operand::QueryOutput),
+            positions: Word::address(Operand::Positions),
+            cos: Word::address(Operand::Cos),
+            sin: Word::address(Operand::Sin),
+            query_norm: Word::address(Operand::QueryNorm),
+            key_norm: Word::address(Operand::KeyNorm),
+            tokens: Word::Tokens,
+        };
+        launch.extend_with_words(words.list());
+        launch.extend(arguments(problem));
+        let [key_cache, value_cache] = spec.cache_alignments();
+        let alignments = [(Operand::KeyCache, key_cache), (Operand::ValueCache, value_cache)];
+        let alignments = spec.alignments().into_iter().chain(alignments).collect();
+        Self::of_operation(vec![launch], alignments, target)
     }
 }
 
@@ -136,8 +110,7 @@ fn arguments(problem: &AppendProblem) -> Vec<Argument> {
     let table_element = problem.table_dtype().size_bytes() as u64;
     let table_stride = problem.rotary.map_or(0, |rotary| rotary.table_stride as u64 * table_element);
     let last_position = problem.rotary.map_or(0, |rotary| rotary.max_position as i32 - 1);
-    let mut arguments = quantize::arguments(problem);
-    arguments.extend(vec![Argument::U64(0); APPEND_WORDS]);
+    let mut arguments = Vec::new();
     arguments.extend([strides.query, strides.query_output, strides.key, strides.value].into_iter().flat_map(token));
     arguments.extend([strides.key_cache, strides.value_cache].into_iter().flat_map(cache));
     arguments.push(Argument::U64(table_stride));
@@ -172,7 +145,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
                 let quantize = None;
                 let pass =
                     Pass { shape: key_rows, first_cta, heads, rows, unwritten, transforms, norm, tables, quantize };
-                let target = Target::Tokens {
+                let target = RowsTo::Tokens {
                     address: p.query_output,
                     strides: [p.query_output_token_stride, p.query_output_head_stride],
                 };
@@ -204,7 +177,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
         k.section("key", |k| {
             let norm = spec.qk_norm.then_some(Norm { weights: p.key_norm, eps: p.eps });
             let strides = [p.key_cache_page_stride, p.key_cache_row_stride, p.key_cache_head_stride];
-            let target = Target::Slots { cache: p.key_cache, strides };
+            let target = RowsTo::Slots { cache: p.key_cache, strides };
             let source = (p.key, [p.key_token_stride, p.key_head_stride]);
             let rows = Tokens { p: &p, rotary: spec.rotary, source, target };
             pass(key_rows, first_key_cta, spec.transforms(), norm, quantizers.key).write(k, cta, &rows);
@@ -214,7 +187,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
     k.if_uniform(is_value, |k| {
         k.section("value", |k| {
             let strides = [p.value_cache_page_stride, p.value_cache_row_stride, p.value_cache_head_stride];
-            let target = Target::Slots { cache: p.value_cache, strides };
+            let target = RowsTo::Slots { cache: p.value_cache, strides };
             let source = (p.value, [p.value_token_stride, p.value_head_stride]);
             let rows = Tokens { p: &p, rotary: None, source, target };
             pass(value_rows, first_value_cta, false, None, quantizers.value).write(k, cta, &rows);
@@ -224,7 +197,7 @@ pub(super) fn kernel(spec: AppendSpec) -> Kernel {
 }
 
 /// Place that rows of tokens go to.
-enum Target {
+enum RowsTo {
     /// Rows of the same tokens, by token and head strides.
     Tokens { address: Reg<U64>, strides: [Reg<U64>; 2] },
     /// Slots of a cache, by page, row and head strides.
@@ -237,7 +210,7 @@ struct Tokens<'a> {
     rotary: Option<RotarySpec>,
     /// Address of the first token, and token and head strides.
     source: (Reg<U64>, [Reg<U64>; 2]),
-    target: Target,
+    target: RowsTo,
 }
 
 impl Placement for Tokens<'_> {
@@ -254,12 +227,12 @@ impl Placement for Tokens<'_> {
 
     fn target(&self, k: &mut Builder, row: &LaneRow, (): &()) -> RowTarget {
         match self.target {
-            Target::Tokens { address, strides: [token_stride, head_stride] } => {
+            RowsTo::Tokens { address, strides: [token_stride, head_stride] } => {
                 let token = k.widen(row.row);
                 let address = k.mad(token, token_stride, address);
                 RowTarget { address: k.mad(row.head, head_stride, address), is_stored: row.exists, place: None }
             }
-            Target::Slots { cache, strides } => slot_address(k, self.p, row, cache, strides),
+            RowsTo::Slots { cache, strides } => slot_address(k, self.p, row, cache, strides),
         }
     }
 

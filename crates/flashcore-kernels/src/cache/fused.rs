@@ -10,7 +10,10 @@ use flashcore_problem::{DType, KvCacheProblem, Operand, RotaryStyle, Strides};
 
 use super::rotary_rows::Tables;
 use super::spec::{AppendSpec, RotarySpec, RowShape};
+use crate::bindings::Word;
 use crate::config::{AmpereConfig, Config};
+use crate::launch_plan::{KernelLaunch, LaunchPlan};
+use crate::target::Target;
 use crate::unsupported::Reason;
 
 /// The most new keys of a sequence: each CTA that attends them keeps them in shared memory.
@@ -85,60 +88,13 @@ impl FusedAppend {
     }
 }
 
-/// Declares the parameters once: registers of the kernel, and the words of a launch.
-macro_rules! append_parameters {
-    (launch { $($(#[$doc:meta])* $launch:ident,)* } plan { $($plan:ident: $ty:ident,)* }) => {
-        /// Parameters of an append inside of the attention launch, after those of attention.
-        #[derive(Debug, Clone, Copy)]
-        pub struct FusedParameters {
-            $(pub(crate) $launch: Reg<U64>,)*
-            $(pub(crate) $plan: Reg<$ty>,)*
-        }
-
-        impl FusedParameters {
-            /// Declares and loads them.
-            pub(crate) fn load(k: &mut Builder) -> Self {
-                Self {
-                    $($launch: k.parameter::<U64>(stringify!($launch)),)*
-                    $($plan: k.parameter::<$ty>(stringify!($plan)),)*
-                }
-            }
-        }
-
-        /// Addresses of one launch that has the append inside; 0 for what the problem does not have.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct FusedValues {
-            $($(#[$doc])* pub $launch: u64,)*
-        }
-
-        /// Number of words of a launch.
-        pub const FUSED_WORDS: usize = [$(stringify!($launch)),*].len();
-
-        impl FusedValues {
-            /// No address.
-            pub const NONE: Self = Self { $($launch: 0,)* };
-
-            /// The words, in the order of the parameters.
-            pub const fn words(&self) -> [u64; FUSED_WORDS] {
-                [$(self.$launch),*]
-            }
-        }
-    };
-}
-
-append_parameters! {
+operation_parameters! {
     launch {
-        /// The new keys.
         new_key,
-        /// The new values.
         new_value,
-        /// First new key of each sequence.
         cu_seqlens_k_new,
-        /// First position of each sequence.
         rotary_seqlens,
-        /// The cosines.
         cos,
-        /// The sines.
         sin,
     }
     plan {
@@ -157,15 +113,24 @@ append_parameters! {
     }
 }
 
-impl FusedParameters {
+impl Parameters {
     /// The tables of the rotary embedding.
     pub(crate) const fn tables(&self) -> Tables {
         Tables { cos: self.cos, sin: self.sin, stride: self.rotary_stride }
     }
 }
 
-/// The arguments of a plan, in the order of [`FusedParameters`]; the words of a launch are 0.
-pub(crate) fn arguments(problem: &KvCacheProblem) -> Vec<Argument> {
+/// Adds the arguments of an append to a launch of attention.
+pub(crate) fn extend(launch: &mut KernelLaunch, problem: &KvCacheProblem) {
+    let words = Words {
+        new_key: Word::address(Operand::NewKey),
+        new_value: Word::address(Operand::NewValue),
+        cu_seqlens_k_new: Word::address(Operand::CuSeqlensKNew),
+        rotary_seqlens: Word::address(Operand::RotarySeqlens),
+        cos: Word::address(Operand::Cos),
+        sin: Word::address(Operand::Sin),
+    };
+    launch.extend_with_words(words.list());
     let element = problem.attention.dtype.size_bytes() as u64;
     let bytes = |strides: Strides| {
         [strides.batch, strides.row, strides.head].map(|stride| Argument::U64(stride as u64 * element))
@@ -175,11 +140,30 @@ pub(crate) fn arguments(problem: &KvCacheProblem) -> Vec<Argument> {
     let shape = problem.new_key_shape();
     let last_position = problem.rotary.map_or(0, |rotary| rotary.max_position - 1);
     let sizes = [shape.batch * shape.rows, problem.new_length, problem.attention.key_length, last_position];
-    let mut arguments = vec![Argument::U64(0); FUSED_WORDS];
-    arguments.extend([problem.new_key, problem.new_value].into_iter().flat_map(bytes));
-    arguments.push(Argument::U64(table_stride as u64));
-    arguments.extend(sizes.map(|size| Argument::U32(size as u32)));
-    arguments
+    launch.extend([problem.new_key, problem.new_value].into_iter().flat_map(bytes));
+    launch.extend([Argument::U64(table_stride as u64)]);
+    launch.extend(sizes.map(|size| Argument::U32(size as u32)));
+}
+
+impl LaunchPlan {
+    /// The kernels of `config` for attention that appends the new keys itself, or all reasons against it.
+    pub fn with_append(
+        problem: &KvCacheProblem,
+        config: Config,
+        target: impl Into<Target>,
+    ) -> Result<Self, Vec<Reason>> {
+        let errors = problem.errors();
+        if !errors.is_empty() {
+            return Err(errors.into_iter().map(Reason::from).collect());
+        }
+        let reasons = reasons(problem, config);
+        if !reasons.is_empty() {
+            return Err(reasons);
+        }
+        let mut plan = Self::of_attention(&problem.attention, config, target.into(), Some(problem))?.on_caches();
+        plan.alignments.extend(AppendSpec::of_sequences(problem).alignments());
+        Ok(plan)
+    }
 }
 
 /// Every reason why the attention kernel of a config cannot append the new keys of a problem itself.

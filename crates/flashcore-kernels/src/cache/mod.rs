@@ -10,8 +10,8 @@ mod rows;
 mod sequences;
 pub(crate) mod spec;
 
-pub use append::{APPEND_WORDS, AppendPlan, AppendValues};
-pub use fused::{FUSED_WORDS, FusedAppend, FusedParameters, FusedValues, MAX_NEW_KEYS};
-pub use quantize::{QUANTIZE_WORDS, QuantizeSpec, quantize_words};
-pub use sequences::{SEQUENCE_WORDS, SequencePlan, SequenceValues};
+pub(crate) use fused::Parameters as FusedParameters;
+pub use fused::{FusedAppend, MAX_NEW_KEYS};
+pub use quantize::QuantizeSpec;
+pub(crate) use sequences::PART_ALIGNMENT;
 pub use spec::{AppendSpec, RotarySpec, SequenceSpec};

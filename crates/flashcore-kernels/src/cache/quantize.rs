@@ -5,11 +5,12 @@
 
 use flashcore_ir::target::ADA_FP8;
 use flashcore_ir::types::{F32, Pred, U16, U32, U64};
-use flashcore_ir::{Arch, Argument, Builder, Compare, Fp8, Reg, ShuffleMode};
-use flashcore_problem::{AppendProblem, DType, KvCacheProblem, Operand, ScaleSource, ScaleStrides};
+use flashcore_ir::{Arch, Builder, Compare, Fp8, Reg, ShuffleMode};
+use flashcore_problem::{AppendProblem, DType, Operand, ScaleSource};
 
 use super::spec::{AppendSpec, RowShape};
-use crate::parameters::{SCALE_WORDS, ScaleParameters};
+use crate::bindings::Word;
+use crate::parameters::ScaleParameters;
 use crate::unsupported::Reason;
 
 /// Everything of an FP8 cache that is compiled into the append kernel.
@@ -43,7 +44,7 @@ impl QuantizeSpec {
 }
 
 /// The reason why no kernel quantises to the cache of a problem.
-fn reason(problem: &AppendProblem, spec: AppendSpec, arch: Arch) -> Result<(), Vec<Reason>> {
+pub(super) fn reason(problem: &AppendProblem, spec: AppendSpec, arch: Arch) -> Result<(), Vec<Reason>> {
     let cache_dtype = problem.cache_dtype();
     let refuse = |why| Err(vec![Reason::Quantize { cache_dtype, why }]);
     if spec.quantize.is_none() {
@@ -60,35 +61,10 @@ fn reason(problem: &AppendProblem, spec: AppendSpec, arch: Arch) -> Result<(), V
     Ok(())
 }
 
-/// The reason why no kernel quantises to the cache of a problem by slot.
-pub(super) fn slot_reason(problem: &AppendProblem, arch: Arch) -> Result<(), Vec<Reason>> {
-    reason(problem, AppendSpec::of(problem), arch)
-}
-
-/// The reason why no kernel quantises to the cache of a problem by sequence.
-pub(super) fn sequence_reason(problem: &KvCacheProblem, arch: Arch) -> Result<(), Vec<Reason>> {
-    reason(&problem.append(0), AppendSpec::of_sequences(problem), arch)
-}
-
-/// Number of words of the scales of keys and values, which are the first arguments of a kernel that quantises.
-pub const QUANTIZE_WORDS: usize = 2 * SCALE_WORDS;
-
-/// The words of the scales of keys and of values: addresses, 0 where there are none, and strides in elements.
-pub fn quantize_words(scales: [(u64, ScaleStrides); 2]) -> [u64; QUANTIZE_WORDS] {
-    let mut words = [0; QUANTIZE_WORDS];
-    for (words, (address, strides)) in words.chunks_exact_mut(SCALE_WORDS).zip(scales) {
-        words[0] = address;
-        for (word, stride) in words[1..].iter_mut().zip(strides.to_array()) {
-            *word = stride as u64 * size_of::<f32>() as u64;
-        }
-    }
-    words
-}
-
-/// The arguments of the scales in a template.
-pub(super) fn arguments(problem: &AppendProblem) -> Vec<Argument> {
-    let words = if problem.cache_dtype().is_float8() { QUANTIZE_WORDS } else { 0 };
-    vec![Argument::U64(0); words]
+/// The words of the scales of keys and values, which are the first arguments of a kernel that quantises.
+pub(super) fn words(problem: &AppendProblem) -> impl Iterator<Item = Word> {
+    let scales = [Operand::KScale, Operand::VScale].into_iter().filter(|_| problem.cache_dtype().is_float8());
+    scales.flat_map(Word::scale)
 }
 
 /// Quantisation of the rows of keys and of values.

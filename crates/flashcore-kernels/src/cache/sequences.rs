@@ -7,53 +7,36 @@
 
 use flashcore_ir::types::{F32, Pred, S32, U32, U64};
 use flashcore_ir::{Argument, Builder, Compare, GlobalAddress, Kernel, Reg, SpecialRegister};
-use flashcore_problem::{KvCacheProblem, Problem, Strides};
+use flashcore_problem::{KvCacheProblem, Operand, Problem, Strides};
 
-use super::quantize::{self, CachePlace, Quantizers, sequence_reason};
+use super::quantize::{self, CachePlace, Quantizers};
 use super::rotary_rows::{Norm, Tables};
 use super::rows::{LaneRow, Pass, Placement, RowTarget, cache_address, ctas, page_and_row};
 use super::spec::{AppendSpec, SequenceSpec, THREADS};
+use crate::bindings::{Place, Word};
+use crate::launch_plan::{Between, KernelLaunch, LaunchPlan};
 use crate::spec::{KernelKey, KernelSpec};
 use crate::target::Target;
-use crate::unsupported::{Reason, check_kernel};
+use crate::unsupported::Reason;
 
 operation_parameters! {
-    /// Addresses of one launch of an append by sequence; 0 for what the problem does not have.
-    SequenceValues, SEQUENCE_WORDS;
     launch {
-        /// The new keys.
         new_key,
-        /// The new values.
         new_value,
-        /// The key cache.
         key_cache,
-        /// The value cache.
         value_cache,
-        /// The query.
         query,
-        /// The query after norm and rotary embedding.
         query_output,
-        /// The cosines.
         cos,
-        /// The sines.
         sin,
-        /// The weights of the norm of the query.
         query_norm,
-        /// The weights of the norm of the key.
         key_norm,
-        /// Rows of the cache that each sequence uses.
         cache_seqlens,
-        /// First query row of each sequence.
         cu_seqlens_q,
-        /// First new key of each sequence.
         cu_seqlens_k_new,
-        /// First position of each sequence.
         rotary_seqlens,
-        /// Batch of the cache, or row of the page table, of each sequence.
         kv_batch_idx,
-        /// The page table.
         page_table,
-        /// Rows that each sequence uses after the append: written.
         lengths,
     }
     plan {
@@ -95,31 +78,72 @@ operation_parameters! {
     }
 }
 
-/// The launch of an append by sequence on a GPU: kernel, grid and arguments, without addresses.
-#[derive(Debug, Clone)]
-pub struct SequencePlan {
-    /// The kernel.
-    pub key: KernelKey,
-    /// All arguments; the first [`SEQUENCE_WORDS`] are 0, after [`QUANTIZE_WORDS`](super::QUANTIZE_WORDS) where the
-    /// caches are FP8.
-    pub template: Vec<Argument>,
-    /// CTAs; none if there is no sequence.
-    pub grid: [u32; 3],
-}
+/// Alignment of the parts of a workspace.
+pub(crate) const PART_ALIGNMENT: u64 = 256;
 
-impl SequencePlan {
-    /// The plan for the append of a problem, or every reason against it.
-    pub fn new(problem: &KvCacheProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
-        let target = target.into();
+impl LaunchPlan {
+    /// Attention with a growing cache in two steps, an append by sequence and this plan of the attention
+    /// ([`KvCacheProblem::attended`]) if there is anything to attend, or every reason against it. The append leaves the
+    /// rotated query and the lengths after it in the workspace.
+    pub fn kv_cache(
+        problem: &KvCacheProblem,
+        attention: Option<Self>,
+        target: impl Into<Target>,
+    ) -> Result<Self, Vec<Reason>> {
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        sequence_reason(problem, target.arch)?;
-        let spec = AppendSpec::of_sequences(problem);
+        let (spec, target) = (AppendSpec::of_sequences(problem), target.into());
+        quantize::reason(&problem.append(0), spec, target.arch)?;
+        let attended = problem.attended();
+        let lengths = attention.as_ref().map_or(0, |plan| plan.workspace_bytes).next_multiple_of(PART_ALIGNMENT);
+        let query = (lengths + attended.batch as u64 * 4).next_multiple_of(PART_ALIGNMENT);
+        let extent = attended.strides().query.extent(attended.query_shape()).unwrap_or(0) as u64;
+        let query_bytes = if problem.transforms() { extent * attended.dtype.size_bytes() as u64 } else { 0 };
+        let between = Between { lengths, query };
+        let [lengths, rotated] = [lengths, query].map(Place::in_workspace);
         let key = KernelKey { spec: KernelSpec::Append(spec), arch: target.arch };
-        check_kernel(key, target)?;
-        Ok(Self { key, template: arguments(problem), grid: [grid(spec, problem), 1, 1] })
+        let mut launch = KernelLaunch::new(key, [grid(spec, problem), 1, 1]);
+        launch.extend_with_words(quantize::words(&problem.append(0)));
+        let words = Words {
+            new_key: Word::address(Operand::NewKey),
+            new_value: Word::address(Operand::NewValue),
+            key_cache: Word::address(Operand::KeyCache),
+            value_cache: Word::address(Operand::ValueCache),
+            query: Word::address(Operand::Query),
+            query_output: Word::address(rotated),
+            cos: Word::address(Operand::Cos),
+            sin: Word::address(Operand::Sin),
+            query_norm: Word::address(Operand::QueryNorm),
+            key_norm: Word::address(Operand::KeyNorm),
+            cache_seqlens: Word::address(Operand::SequsedK),
+            cu_seqlens_q: Word::address(Operand::CuSeqlensQ),
+            cu_seqlens_k_new: Word::address(Operand::CuSeqlensKNew),
+            rotary_seqlens: Word::address(Operand::RotarySeqlens),
+            kv_batch_idx: Word::address(Operand::KvBatchIdx),
+            page_table: Word::address(Operand::PageTable),
+            lengths: Word::address(lengths),
+        };
+        launch.extend_with_words(words.list());
+        launch.extend(arguments(problem));
+        let mut plan = Self::of_operation(vec![launch], spec.alignments().into(), target)?;
+        plan.workspace_bytes = query + query_bytes;
+        plan.between = Some(between);
+        if let Some(attention) = attention {
+            let mut attention = attention.on_caches().moved(Operand::SequsedK, lengths);
+            if problem.transforms() {
+                attention = attention.moved(Operand::Query, rotated);
+            }
+            plan.config = attention.config;
+            plan.launches.extend(attention.launches);
+        }
+        Ok(plan)
+    }
+
+    /// The plan of attention whose keys and values are the caches that an append writes.
+    pub(super) fn on_caches(self) -> Self {
+        self.moved(Operand::Key, Operand::KeyCache).moved(Operand::Value, Operand::ValueCache)
     }
 }
 
@@ -150,8 +174,7 @@ fn arguments(problem: &KvCacheProblem) -> Vec<Argument> {
     let attended = problem.attended().strides();
     let (Problem { batch, query_heads, query_length, key_heads, key_length, .. }, caches) =
         (&problem.attention, problem.attention.key_shape());
-    let mut arguments = quantize::arguments(&problem.append(0));
-    arguments.extend(vec![Argument::U64(0); SEQUENCE_WORDS]);
+    let mut arguments = Vec::new();
     let tensors = [strides.query, attended.query, problem.new_key, problem.new_value];
     arguments.extend(tensors.into_iter().flat_map(|strides| bytes(strides, element)));
     arguments.extend([strides.key, strides.value].into_iter().flat_map(|strides| bytes(strides, cache_element)));

@@ -2,7 +2,7 @@
 
 use core::fmt::Write;
 
-use flashcore_problem::{AppendProblem, DType, KvCacheProblem, PositionType, RotaryStyle};
+use flashcore_problem::{AppendProblem, DType, KvCacheProblem, Operand, PositionType, RotaryStyle};
 
 use super::quantize::QuantizeSpec;
 use crate::primitives::{LANES, VectorType, used_strides, vector_elements};
@@ -142,18 +142,27 @@ impl AppendSpec {
     }
 
     /// Bytes of which the addresses of key cache and value cache must be multiples.
-    pub fn cache_alignments(self) -> [u64; 2] {
+    pub(super) fn cache_alignments(self) -> [u64; 2] {
         let element = self.quantize.map_or(self.dtype, |quantize| quantize.dtype).size_bytes() as u64;
         [self.key_vec, self.value_vec].map(|elements| u64::from(elements) * element)
     }
 
-    /// Bytes of which the addresses of query, query output, key and norm weights must be multiples, those of value, and
-    /// those of the tables.
-    pub fn alignments(self) -> [u64; 3] {
+    /// Bytes of which the addresses of operands must be multiples, but for those of the caches.
+    pub(super) fn alignments(self) -> [(Operand, u64); 8] {
         let Self { dtype, key_vec, value_vec, rotary, .. } = self;
         let element = dtype.size_bytes() as u64;
+        let [key, value] = [key_vec, value_vec].map(|elements| u64::from(elements) * element);
         let table = rotary.map_or(1, |rotary| u64::from(rotary.table_vec) * rotary.table_dtype.size_bytes() as u64);
-        [u64::from(key_vec) * element, u64::from(value_vec) * element, table]
+        [
+            (Operand::Query, key),
+            (Operand::QueryOutput, key),
+            (Operand::NewKey, key),
+            (Operand::QueryNorm, key),
+            (Operand::KeyNorm, key),
+            (Operand::NewValue, value),
+            (Operand::Cos, table),
+            (Operand::Sin, table),
+        ]
     }
 
     /// Writes the kernel.

@@ -6,11 +6,92 @@
 
 use flashcore_ir::types::U32;
 use flashcore_ir::{Builder, Compare, Kernel, SpecialRegister};
+use flashcore_problem::{MergeProblem, Operand, Problem, ProblemError, StateMerge};
 
-use super::{LaneColumns, MergeSpec, Parameters, RowParts, THREADS, merge_few, store};
+use super::{LaneColumns, MergeSpec, Parameters, RowParts, THREADS, Words, launch, merge_few, store};
+use crate::bindings::{Place, Word};
+use crate::cache::PART_ALIGNMENT;
+use crate::launch_plan::{Fill, LaunchPlan};
+use crate::target::Target;
+use crate::unsupported::Reason;
 
 /// Bits of an LSE in a row that was not written.
 pub const UNWRITTEN: u32 = u32::MAX;
+
+impl LaunchPlan {
+    /// Attention into the workspace and a merge of that into output and LSE, or every reason against it. The plan of the
+    /// attention is absent if there is nothing to attend.
+    pub fn continued(
+        problem: &Problem,
+        attention: Option<Self>,
+        target: impl Into<Target>,
+    ) -> Result<Self, Vec<Reason>> {
+        let state =
+            StateMerge::of(problem).map_err(|errors| errors.into_iter().map(Reason::from).collect::<Vec<_>>())?;
+        let (spec, target) = (MergeSpec::in_place(&state.merge), target.into());
+        let element = problem.dtypes().output.size_bytes();
+        let (group_bytes, multiple) = (state.output_stride * element, spec.alignments()[0].1 as usize);
+        if state.groups > 1 && !group_bytes.is_multiple_of(multiple) {
+            return Err(vec![Reason::Problem(ProblemError::OutOfRange {
+                argument: "the batch stride of output",
+                value: state.output_stride.to_string(),
+                allowed: format!("a multiple of {} to continue", multiple / element),
+            })]);
+        }
+        let Some(attention) = attention else { return Self::of_operation(Vec::new(), Vec::new(), target) };
+        let output_bytes = problem.strides().output.extent(problem.output_shape()).unwrap_or(0) * element;
+        let output = attention.workspace_bytes.next_multiple_of(PART_ALIGNMENT);
+        let lse = (output + output_bytes as u64).next_multiple_of(PART_ALIGNMENT);
+        let shape = problem.output_shape();
+        let lse_bytes = (shape.batch * shape.heads * shape.rows * size_of::<f32>()) as u64;
+        let [output, part_lse] = [output, lse].map(Place::in_workspace);
+        let merges = (0..state.groups as u64).map(|group| {
+            let first = [
+                Place::from(Operand::Output).plus(group * group_bytes as u64),
+                Place::from(Operand::Lse).plus(group * state.lse_stride as u64 * size_of::<f32>() as u64),
+            ];
+            let second = [output, part_lse].map(Place::from);
+            launch(&state.merge, spec, words(first, ([Operand::Output, Operand::Lse].map(Place::from), second)), target)
+        });
+        let merges = Self::of_operation(merges.collect(), attention.alignments.clone(), target)?;
+        let mut plan = attention.moved(Operand::Output, output).moved(Operand::Lse, part_lse);
+        plan.launches.extend(merges.launches);
+        plan.alignments = merges.alignments;
+        plan.workspace_bytes = lse + lse_bytes;
+        // Rows that no sequence has stay as they are.
+        if problem.total_q.is_some() || problem.seqused_q {
+            plan.fill = Some(Fill { place: part_lse, bytes: lse_bytes, value: UNWRITTEN as u8 });
+        }
+        Ok(plan)
+    }
+
+    /// The merge of the second of two parts into the first, or every reason against it: the first are output and LSE, the
+    /// second [`Operand::PartOutputs`] and [`Operand::PartLses`], all with the type and the strides of the output.
+    pub fn merge_in_place(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
+        let errors = problem.errors();
+        if !errors.is_empty() {
+            return Err(errors.into_iter().map(Reason::from).collect());
+        }
+        let (spec, target) = (MergeSpec::in_place(problem), target.into());
+        let first = [Operand::Output, Operand::Lse].map(Place::from);
+        let second = [Operand::PartOutputs, Operand::PartLses].map(Place::from);
+        let launch = launch(problem, spec, words(first, (first, second)), target);
+        Self::of_operation(vec![launch], spec.alignments().into(), target)
+    }
+}
+
+/// The words of a merge into the first of two parts, which are as far apart as two other places.
+fn words([output, lse]: [Place; 2], (from, to): ([Place; 2], [Place; 2])) -> Words {
+    Words {
+        part: Word::address(output),
+        part_lse: Word::address(lse),
+        part_stride: Word::Distance { from: from[0], to: to[0] },
+        part_lse_stride: Word::Distance { from: from[1], to: to[1] },
+        output: Word::address(output),
+        lse: Word::address(lse),
+        tokens: Word::Tokens,
+    }
+}
 
 /// Writes the kernel.
 pub(super) fn kernel(spec: MergeSpec) -> Kernel {

@@ -10,12 +10,14 @@ pub use in_place::UNWRITTEN;
 
 use flashcore_ir::types::{F32, Pred, U32, U64};
 use flashcore_ir::{Argument, Builder, Compare, Kernel, Reg, SpecialRegister};
-use flashcore_problem::{DType, LseBase, MergeProblem, Strides};
+use flashcore_problem::{DType, LseBase, MergeProblem, Operand, Strides};
 
+use crate::bindings::Word;
+use crate::launch_plan::{KernelLaunch, LaunchPlan, TokenRows};
 use crate::primitives::{LANES, VectorBits, VectorType, used_strides, vector_elements};
 use crate::spec::{KernelKey, KernelSpec};
 use crate::target::Target;
-use crate::unsupported::{Reason, check_kernel};
+use crate::unsupported::Reason;
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -59,6 +61,11 @@ impl MergeSpec {
         }
     }
 
+    /// The specialization of a merge into the first of two parts.
+    fn in_place(problem: &MergeProblem) -> Self {
+        Self { in_place: true, ..Self::of(problem) }
+    }
+
     fn name(self) -> String {
         let Self { part_dtype, dtype, value_dim, vec, unrolled, lse, in_place } = self;
         let unrolled = unrolled.map_or_else(|| "many".to_owned(), |count| count.to_string());
@@ -76,6 +83,14 @@ impl MergeSpec {
         THREADS / self.lanes()
     }
 
+    /// Bytes of which the addresses of the parts, the distances between them, and the address of the output must be
+    /// multiples.
+    fn alignments(self) -> [(Operand, u64); 2] {
+        let Self { part_dtype, dtype, vec, .. } = self;
+        [(Operand::PartOutputs, part_dtype), (Operand::Output, dtype)]
+            .map(|(operand, dtype)| (operand, VectorType::new(dtype, vec).access_bytes.into()))
+    }
+
     /// Writes the kernel.
     pub(crate) fn generate(self) -> Kernel {
         if self.in_place { in_place::kernel(self) } else { kernel(self) }
@@ -83,22 +98,14 @@ impl MergeSpec {
 }
 
 operation_parameters! {
-    /// Addresses and sizes of one launch of a merge.
-    MergeValues, MERGE_WORDS;
     launch {
-        /// Output of the first part.
         part,
-        /// LSE of the first part.
         part_lse,
-        /// Bytes from the output of a part to that of the next, modulo 2^64: it may be before it.
+        // Bytes from a part to the next, modulo 2^64: it may lie before it.
         part_stride,
-        /// Bytes from the LSE of a part to that of the next, modulo 2^64.
         part_lse_stride,
-        /// The merged output.
         output,
-        /// The merged LSE; 0 where the problem has none.
         lse,
-        /// Tokens of this launch, at most those of the plan.
         tokens,
     }
     plan {
@@ -117,51 +124,35 @@ operation_parameters! {
     }
 }
 
-/// The launch of a merge on a GPU: kernel, grid and arguments, without addresses.
-#[derive(Debug, Clone)]
-pub struct MergePlan {
-    /// The kernel.
-    pub key: KernelKey,
-    /// All arguments; the first [`MERGE_WORDS`] are 0.
-    pub template: Vec<Argument>,
-    spec: MergeSpec,
-    heads: u32,
-}
-
-impl MergePlan {
-    /// The plan for a problem, or every reason against it.
-    pub fn new(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
-        Self::planned(problem, false, target.into())
-    }
-
-    /// The plan for a merge of the second of two parts into the first, which have the type and the strides of the output: the
-    /// first part of a launch is its output and LSE too. Rows whose second LSE is [`UNWRITTEN`] are left alone.
-    pub fn in_place(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
-        Self::planned(problem, true, target.into())
-    }
-
-    fn planned(problem: &MergeProblem, in_place: bool, target: Target) -> Result<Self, Vec<Reason>> {
+impl LaunchPlan {
+    /// The kernel that merges partial results, or every reason against it.
+    pub fn merge(problem: &MergeProblem, target: impl Into<Target>) -> Result<Self, Vec<Reason>> {
         let errors = problem.errors();
         if !errors.is_empty() {
             return Err(errors.into_iter().map(Reason::from).collect());
         }
-        let spec = MergeSpec { in_place, ..MergeSpec::of(problem) };
-        let key = KernelKey { spec: KernelSpec::Merge(spec), arch: target.arch };
-        check_kernel(key, target)?;
-        Ok(Self { key, template: arguments(problem), spec, heads: problem.heads as u32 })
+        let (spec, target) = (MergeSpec::of(problem), target.into());
+        let words = Words {
+            part: Word::address(Operand::PartOutputs),
+            part_lse: Word::address(Operand::PartLses),
+            part_stride: Word::PartStride(Operand::PartOutputs),
+            part_lse_stride: Word::PartStride(Operand::PartLses),
+            output: Word::address(Operand::Output),
+            lse: Word::address(Operand::Lse),
+            tokens: Word::Tokens,
+        };
+        Self::of_operation(vec![launch(problem, spec, words, target)], spec.alignments().into(), target)
     }
+}
 
-    /// CTAs for so many tokens.
-    pub const fn grid(&self, tokens: usize) -> [u32; 3] {
-        [(tokens as u32 * self.heads).div_ceil(self.spec.rows_per_cta()), 1, 1]
-    }
-
-    /// Bytes of which the addresses of the outputs of the parts and the distances between them must be multiples, and
-    /// that of the merged output.
-    pub const fn alignments(&self) -> [u64; 2] {
-        let MergeSpec { part_dtype, dtype, vec, .. } = self.spec;
-        [VectorType::new(part_dtype, vec).access_bytes as u64, VectorType::new(dtype, vec).access_bytes as u64]
-    }
+/// The launch of a merge kernel.
+fn launch(problem: &MergeProblem, spec: MergeSpec, words: Words, target: Target) -> KernelLaunch {
+    let rows = TokenRows { per_token: problem.heads as u32, per_cta: spec.rows_per_cta() };
+    let key = KernelKey { spec: KernelSpec::Merge(spec), arch: target.arch };
+    let mut launch = KernelLaunch::of_tokens(key, problem.tokens as u32, vec![rows]);
+    launch.extend_with_words(words.list());
+    launch.extend(arguments(problem));
+    launch
 }
 
 fn arguments(problem: &MergeProblem) -> Vec<Argument> {
@@ -173,7 +164,7 @@ fn arguments(problem: &MergeProblem) -> Vec<Argument> {
         LseBase::Natural => (core::f32::consts::LOG2_E, core::f32::consts::LN_2),
         LseBase::Two => (1.0, 1.0),
     };
-    let mut arguments = vec![Argument::U64(0); MERGE_WORDS];
+    let mut arguments = Vec::new();
     arguments.extend(strides(problem.strides.part, problem.part_dtype.size_bytes()));
     arguments.extend(strides(problem.strides.part_lse, lse));
     arguments.extend(strides(problem.strides.output, problem.dtype.size_bytes()));

@@ -14,9 +14,8 @@ use flashcore_problem::{
 };
 use zerocopy::IntoBytes;
 
-use super::device_tensors::check_address;
-use super::{AppendTensors, DeviceTensors, KvCacheTensors};
-use crate::Error;
+use super::DeviceTensors;
+use crate::{Error, Operation};
 
 /// The environment variable that makes every launch check its lengths first.
 const VARIABLE: &str = "FLASHCORE_CHECK_LENGTHS";
@@ -31,79 +30,57 @@ fn means_on(value: Option<&str>) -> bool {
     value.is_some_and(|value| !matches!(value, "" | "0" | "off"))
 }
 
-/// Checks the lengths and tables that a launch would read now, in stream order, and waits for the copies.
+/// Checks lengths, offsets, tables, slots and positions that a launch would read now, in stream order, and waits for the
+/// copies. The tensors were checked.
 ///
 /// # Safety
 ///
-/// As for a launch of the problem on this stream, for the operands that say where sequences lie.
-pub(crate) unsafe fn check_lengths(problem: &Problem, stream: &Stream, tensors: &DeviceTensors) -> Result<(), Error> {
-    refuse_capture(stream)?;
+/// As for a launch of the operation on this stream, for these operands.
+pub(crate) unsafe fn check(operation: &Operation, stream: &Stream, tensors: &DeviceTensors) -> Result<(), Error> {
+    if stream.is_capturing()? {
+        return Err(Error::CheckWhileCapturing);
+    }
     // SAFETY: the contract of this function.
-    check_copied(problem, tensors, |address, to| unsafe { read_device(stream, address, to) })
+    let copy = |address, to: &mut [u8]| unsafe { read_device(stream, address, to) };
+    match operation {
+        Operation::Attention(problem) | Operation::Continue(problem) => check_copied(problem, tensors, copy),
+        Operation::KvCache(problem) => check_copied_cache(problem, tensors, copy),
+        Operation::Append(problem) => check_slots(problem, tensors, copy),
+        Operation::Merge(_) => Ok(()),
+    }
 }
 
-/// Checks the slots and positions that an append of so many tokens would read now, in stream order, and waits for the
-/// copies.
-///
-/// # Safety
-///
-/// As for a launch of the append on this stream, for slots and positions.
-pub(crate) unsafe fn check_slots(
+/// Checks the slots and positions of an append that `copy` brings to the host.
+fn check_slots(
     problem: &AppendProblem,
-    stream: &Stream,
-    tensors: &AppendTensors,
+    tensors: &DeviceTensors,
+    mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
 ) -> Result<(), Error> {
-    refuse_capture(stream)?;
     let tokens = tensors.tokens.unwrap_or(problem.tokens);
-    check_address("slot_mapping", tensors.slot_mapping, (tokens * size_of::<i64>()) as u64, 8)?;
     let mut slots = vec![0_i64; tokens];
-    // SAFETY: the contract of this function.
-    let read = |address, to: &mut [u8]| unsafe { read_device(stream, address, to) };
-    read(tensors.slot_mapping, slots.as_mut_bytes())?;
+    copy(tensors.slot_mapping, slots.as_mut_bytes())?;
     let (mut narrow, mut wide) = (vec![0_i32; tokens], vec![0_i64; tokens]);
     let positions = match problem.rotary.map(|rotary| rotary.positions) {
         None => None,
         Some(PositionType::I32) => {
-            check_address("positions", tensors.positions, (tokens * size_of::<i32>()) as u64, 4)?;
-            read(tensors.positions, narrow.as_mut_bytes())?;
+            copy(tensors.positions, narrow.as_mut_bytes())?;
             Some(Positions::I32(&narrow))
         }
         Some(PositionType::I64) => {
-            check_address("positions", tensors.positions, (tokens * size_of::<i64>()) as u64, 8)?;
-            read(tensors.positions, wide.as_mut_bytes())?;
+            copy(tensors.positions, wide.as_mut_bytes())?;
             Some(Positions::I64(&wide))
         }
     };
     judge_tokens(problem, &slots, positions).map_err(Error::from)
 }
 
-fn refuse_capture(stream: &Stream) -> Result<(), Error> {
-    if stream.is_capturing()? { Err(Error::CheckWhileCapturing) } else { Ok(()) }
-}
-
-/// Checks the lengths, tables and positions that attention with a growing cache would read now, in stream order, and waits for
-/// the copies.
-///
-/// # Safety
-///
-/// As for a launch of the problem on this stream, for the operands that say where sequences lie.
-pub(crate) unsafe fn check_kv_cache(
-    problem: &KvCacheProblem,
-    stream: &Stream,
-    tensors: &KvCacheTensors,
-) -> Result<(), Error> {
-    refuse_capture(stream)?;
-    // SAFETY: the contract of this function.
-    check_copied_cache(problem, tensors, |address, to| unsafe { read_device(stream, address, to) })
-}
-
 fn check_copied_cache(
     problem: &KvCacheProblem,
-    tensors: &KvCacheTensors,
+    tensors: &DeviceTensors,
     mut copy: impl FnMut(u64, &mut [u8]) -> Result<(), CudaError>,
 ) -> Result<(), Error> {
     let batch = problem.attention.batch;
-    let of_attention = copied(&problem.attention, &tensors.attention, &mut copy)?;
+    let of_attention = copied(&problem.attention, tensors, &mut copy)?;
     let mut extra = |is_given: bool, address: u64, count: usize| -> Result<_, CudaError> {
         let mut numbers = vec![0_u32; if is_given { count } else { 0 }];
         if is_given {
@@ -273,7 +250,7 @@ mod tests {
         let attention = Problem::new(2, 1, 1, 8, DType::F16).with_seqused_k(true).with_key_length(10);
         let mut problem = KvCacheProblem::new(attention, 3).with_total_new(Some(5));
         problem = problem.with_rotary(Rotary::new(RotaryStyle::Neox, 8, 20)).with_rotary_seqlens(true);
-        let mut tensors = KvCacheTensors::new(DeviceTensors::new(16, 32, 48, 64).with_seqused_k(1), 0, 0);
+        let mut tensors = DeviceTensors::new(16, 32, 48, 64).with_seqused_k(1);
         (tensors.cu_seqlens_k_new, tensors.rotary_seqlens) = (2, 3);
         let check = |lengths: [u32; 2], offsets: [u32; 3], starts: [u32; 2]| {
             let found = check_copied_cache(&problem, &tensors, |address, to| {

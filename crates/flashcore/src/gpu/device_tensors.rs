@@ -1,10 +1,10 @@
 //! Operands on a GPU, by their addresses.
 
 use flashcore_kernels::LaunchValues;
-use flashcore_kernels::cache::FusedValues;
-use flashcore_problem::{Access, BiasStrides, CallStrides, Operand, Problem, ScaleStrides, operands};
+use flashcore_problem::{BiasStrides, CallStrides, Invalid, Operand, ProblemError, ScaleStrides, operands};
 
-use crate::Error;
+use crate::operation::Use;
+use crate::{Error, Operation};
 
 /// Alignment in bytes of the addresses of query, key, value and output: kernels read and write 16 bytes at a time.
 pub const TENSOR_ALIGNMENT: u64 = 16;
@@ -37,7 +37,7 @@ impl DeviceScale {
     pub const NONE: Self = Self { address: 0, strides: ScaleStrides::TENSOR };
 }
 
-/// Device type of a kind of operand.
+/// Type of the field for a kind of operand.
 macro_rules! device {
     (Bias) => {
         DeviceBias
@@ -121,6 +121,12 @@ macro_rules! define_device_tensors {
         #[non_exhaustive]
         pub struct DeviceTensors {
             $($(#[$doc])* pub $name: device!($($in)? $($out)?),)*
+            /// Bytes from a part of a merge to the next, of outputs and of LSEs. The second of two parts may lie before
+            /// the first: they count modulo 2^64.
+            pub part_strides: [u64; 2],
+            /// Tokens of this launch, at most those of the plan; `None` for as many. In a captured graph it is fixed: skip
+            /// tokens of an append by their slots there.
+            pub tokens: Option<usize>,
             /// [`Plan::workspace_bytes`](crate::Plan::workspace_bytes) bytes that nobody else uses until the launch has
             /// finished, or while a graph of it is executed; 0 for the workspace of the stream, which no graph has.
             pub workspace: u64,
@@ -128,7 +134,12 @@ macro_rules! define_device_tensors {
 
         impl DeviceTensors {
             /// No operand.
-            pub const NONE: Self = Self { $($name: none!($($in)? $($out)?),)* workspace: 0 };
+            pub const NONE: Self = Self {
+                $($name: none!($($in)? $($out)?),)*
+                part_strides: [0; 2],
+                tokens: None,
+                workspace: 0,
+            };
 
             $(setter!($($in)? $($out)? $name $with);)*
 
@@ -175,13 +186,37 @@ impl DeviceTensors {
         self.addresses()[operand as usize]
     }
 
-    /// The values of the parameters that change from launch to launch.
-    pub(crate) const fn values(&self) -> LaunchValues {
+    /// Sets two parts of a merge, which lie anywhere.
+    #[must_use]
+    pub const fn with_two_parts(mut self, outputs: [u64; 2], lses: [u64; 2]) -> Self {
+        (self.part_outputs, self.part_lses) = (outputs[0], lses[0]);
+        self.part_strides = [outputs[1].wrapping_sub(outputs[0]), lses[1].wrapping_sub(lses[0])];
+        self
+    }
+
+    /// Sets parts of a merge at equal distances, in bytes.
+    #[must_use]
+    pub const fn with_stacked_parts(mut self, outputs: (u64, u64), lses: (u64, u64)) -> Self {
+        (self.part_outputs, self.part_lses) = (outputs.0, lses.0);
+        self.part_strides = [outputs.1, lses.1];
+        self
+    }
+
+    /// Sets the tokens of this launch.
+    #[must_use]
+    pub const fn with_tokens(mut self, tokens: usize) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
+    /// The values that change from launch to launch.
+    pub(crate) fn values(&self) -> LaunchValues {
         LaunchValues {
             operands: self.addresses(),
             strides: self.call_strides(),
+            part_strides: self.part_strides,
+            tokens: self.tokens.map(|tokens| tokens as u32),
             workspace: self.workspace,
-            append: FusedValues::NONE,
         }
     }
 
@@ -195,54 +230,92 @@ impl DeviceTensors {
     /// Checks what can be known without the GPU: nothing is null that is needed, everything is aligned and ends within
     /// the address space, and what is written does not begin where something else does.
     ///
-    /// Tensors without elements may be anywhere. Of a problem that does not [validate](Problem::validate) nothing is
-    /// said but that.
-    pub fn validate(&self, problem: &Problem) -> Result<(), Error> {
-        problem.validate()?;
-        self.check(problem)
+    /// Tensors without elements may be anywhere. Of an operation that does not validate nothing is said but that.
+    pub fn validate(&self, operation: impl Into<Operation>) -> Result<(), Error> {
+        let operation = operation.into();
+        let errors = operation.errors();
+        if !errors.is_empty() {
+            return Err(Error::Invalid(errors.into()));
+        }
+        let is_wide = |operand| matches!(operand, Operand::Query | Operand::Key | Operand::Value | Operand::Output);
+        self.check(&operation, |operand| if is_wide(operand) { TENSOR_ALIGNMENT } else { 1 })
     }
 
-    /// [`validate`](Self::validate) for a problem that is valid. Allocates nothing.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), Error> {
-        let values = self.values();
-        let ranges: [(u64, u64); Operand::COUNT] = std::array::from_fn(|index| {
-            let operand = Operand::ALL[index];
-            if !operand.is_present(problem) {
-                return (values.operands[index], 0);
-            }
-            // A valid problem's tensors have at most `isize::MAX` bytes; bias and scales can have strides of any size.
-            let elements = operand.extent(problem, values.strides).unwrap_or(usize::MAX) as u64;
-            (values.operands[index], elements.saturating_mul(operand.element_bytes(problem) as u64))
-        });
+    /// [`validate`](Self::validate) for an operation that is valid, with alignments of its kernels. Allocates nothing.
+    pub(crate) fn check(&self, operation: &Operation, alignment: impl Fn(Operand) -> u64) -> Result<(), Error> {
+        let most = operation.tokens().unwrap_or(0);
+        if let Some(tokens) = self.tokens.filter(|&tokens| tokens > most) {
+            let (argument, value) = ("tokens", tokens.to_string());
+            let allowed = format!("at most {most}, the tokens of the plan");
+            let error = ProblemError::OutOfRange { argument, value, allowed };
+            return Err(Error::Invalid(Invalid::from(vec![error])));
+        }
         if !self.workspace.is_multiple_of(TENSOR_ALIGNMENT) {
             let (argument, address, multiple) = ("workspace", self.workspace, TENSOR_ALIGNMENT);
             return Err(Error::Misaligned { argument, address, multiple });
         }
-        for (&operand, (address, bytes)) in Operand::ALL.iter().zip(ranges) {
+        let (addresses, strides) = (self.addresses(), self.call_strides());
+        let uses = operation.uses(strides, self.tokens);
+        let each = || Operand::ALL.iter().zip(addresses).zip(&uses);
+        for ((&operand, address), of) in each() {
             let argument = operand.name();
-            if operand.is_present(problem) {
-                check_address(argument, address, bytes, operand.alignment())?;
-            } else if address != 0 {
-                return Err(Error::Unexpected { argument, address });
+            match of {
+                Some(of) => {
+                    let multiple = alignment(operand).max(of.element_bytes as u64);
+                    let ranges = self.ranges(operation, operand, address, of, multiple)?;
+                    for (address, bytes) in ranges.into_iter().flatten() {
+                        check_address(argument, address, bytes, multiple)?;
+                    }
+                }
+                None if address != 0 => return Err(Error::Unexpected { argument, address }),
+                None => {}
             }
         }
+        if let Some(error) = operation.scale_stride_error(strides) {
+            return Err(Error::Invalid(vec![error].into()));
+        }
         // Tensors may be interleaved, so that ranges overlap and elements do not; two that begin at one place overlap.
-        for (written, (address, bytes)) in Operand::ALL.iter().zip(ranges) {
-            if written.access() == Access::Read || bytes == 0 {
-                continue;
-            }
-            let same =
-                |&(other, (begin, bytes)): &(&Operand, (u64, u64))| other != written && begin == address && bytes > 0;
-            if let Some((other, _)) = Operand::ALL.iter().zip(ranges).find(same) {
+        let is_there = |of: &Option<Use>| of.is_some_and(|of| of.elements > 0);
+        for ((&written, address), _) in each().filter(|(_, of)| is_there(of) && of.is_some_and(|of| of.is_written)) {
+            let same = |&((&other, begin), of): &((&Operand, u64), &Option<Use>)| {
+                other != written && begin == address && is_there(of) && !operation.is_in_place(written, other)
+            };
+            if let Some(((other, _), _)) = each().find(same) {
                 return Err(Error::Aliased { written: written.name(), other: other.name(), address });
             }
         }
         Ok(())
     }
+
+    /// Address and bytes of an operand, or of each of two parts; of more parts, from the first to the last.
+    fn ranges(
+        &self,
+        operation: &Operation,
+        operand: Operand,
+        address: u64,
+        of: &Use,
+        multiple: u64,
+    ) -> Result<[Option<(u64, u64)>; 2], Error> {
+        let bytes = of.bytes();
+        let (Operation::Merge(problem), Operand::PartOutputs | Operand::PartLses) = (operation, operand) else {
+            return Ok([Some((address, bytes)), None]);
+        };
+        let stride = self.part_strides[usize::from(operand == Operand::PartLses)];
+        if bytes > 0 && !stride.is_multiple_of(multiple) {
+            let argument = "the distance in bytes between parts";
+            return Err(Error::Misaligned { argument, address: stride, multiple });
+        }
+        let last = problem.num_parts as u64 - 1;
+        Ok(match (last, bytes) {
+            (_, 0) => [None, None],
+            (1, bytes) => [Some((address, bytes)), Some((address.wrapping_add(stride), bytes))],
+            (last, bytes) => [Some((address, stride.saturating_mul(last).saturating_add(bytes))), None],
+        })
+    }
 }
 
 /// Checks the address of a tensor of so many bytes; one without any may be anywhere.
-pub(super) fn check_address(argument: &'static str, address: u64, bytes: u64, multiple: u64) -> Result<(), Error> {
+fn check_address(argument: &'static str, address: u64, bytes: u64, multiple: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
@@ -261,7 +334,8 @@ pub(super) fn check_address(argument: &'static str, address: u64, bytes: u64, mu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_kernels::Word;
+    use crate::{AppendProblem, KvCacheProblem, MergeProblem, Problem, Rotary, RotaryStyle};
+    use flashcore_kernels::{LaunchPlan, Word};
     use flashcore_problem::DType;
 
     const GOOD: DeviceTensors = DeviceTensors { lse: 0x5004, ..DeviceTensors::new(0x1000, 0x2000, 0x3000, 0x4000) };
@@ -305,7 +379,7 @@ mod tests {
         let strides = ScaleStrides { sequence: 2, batch: 3, row: 5, key_head: 7, query_head: 11 };
         let tensors = GOOD.with_k_scale(0x6000, strides).with_v_scale(0x7000, ScaleStrides::KEY_HEAD);
         let values = tensors.values();
-        let words = |scale| [0, 1, 2, 3, 4].map(|index| values.word(Word::ScaleStride(scale, index)));
+        let words = |scale| [0, 1, 2, 3, 4].map(|index| values.word(Word::ScaleStride(scale, index), 0));
         assert_eq!(words(Operand::KScale), [8, 12, 20, 28, 44]);
         assert_eq!(words(Operand::VScale), [0, 0, 0, 4, 0]);
         assert_eq!(words(Operand::QScale), [0; 5]);
@@ -402,5 +476,113 @@ mod tests {
         let mut problem = Problem::new(1, 2, 5, 8, DType::F16);
         problem.batch = usize::MAX;
         assert!(matches!(GOOD.validate(&problem), Err(Error::Invalid(_))));
+    }
+
+    #[track_caller]
+    fn check_plan(operation: &Operation, plan: &LaunchPlan, tensors: &DeviceTensors, expected: &Result<(), Error>) {
+        assert_eq!(&tensors.check(operation, |operand| plan.alignment(operand)), expected);
+    }
+
+    #[test]
+    fn addresses_of_an_append_are_checked() {
+        let check = |change: fn(&mut AppendProblem, &mut DeviceTensors), expected| {
+            let mut problem = AppendProblem::new(5, 2, 64, DType::F16, 3, 4).with_query(4);
+            let mut tensors = DeviceTensors::NONE.with_new_key(0x1000).with_new_value(0x2000).with_key_cache(0x3000);
+            tensors = tensors.with_value_cache(0x4000).with_slot_mapping(0x5000);
+            tensors = tensors.with_query(0x6000).with_query_output(0x6000);
+            change(&mut problem, &mut tensors);
+            let plan = LaunchPlan::append(&problem, flashcore_ir::Arch::Sm80).unwrap();
+            check_plan(&(&problem).into(), &plan, &tensors, &expected);
+        };
+        check(|_, _| {}, Ok(()));
+        check(|_, tensors| tensors.slot_mapping = 0, Err(Error::Null { argument: "slot_mapping" }));
+        check(
+            |_, tensors| tensors.key_cache = 0x3008,
+            Err(Error::Misaligned { argument: "key_cache", address: 0x3008, multiple: 16 }),
+        );
+        check(|_, tensors| tensors.cos = 0x7000, Err(Error::Unexpected { argument: "cos", address: 0x7000 }));
+        check(
+            |_, tensors| tensors.key_cache = tensors.new_key,
+            Err(Error::Aliased { written: "key_cache", other: "new_key", address: 0x1000 }),
+        );
+        check(
+            |problem, _| problem.strides.query_output.row += 64,
+            Err(Error::Aliased { written: "query_output", other: "query", address: 0x6000 }),
+        );
+        // Interleaved caches begin apart.
+        check(|_, tensors| tensors.value_cache = tensors.key_cache + 128, Ok(()));
+        check(|_, tensors| tensors.tokens = Some(5), Ok(()));
+        let mut problem = AppendProblem::new(5, 2, 64, DType::F16, 3, 4);
+        problem.tokens = 4;
+        let tensors = DeviceTensors::NONE.with_tokens(5);
+        let refused = tensors.check(&(&problem).into(), |_| 1).unwrap_err().to_string();
+        assert_eq!(refused, "tokens is 5; it must be at most 4, the tokens of the plan");
+    }
+
+    #[test]
+    fn addresses_of_a_growing_cache_are_checked() {
+        let check = |change: fn(&mut KvCacheProblem, &mut DeviceTensors), expected| {
+            let mut problem = KvCacheProblem::new(Problem::new(2, 4, 1, 64, DType::F16).with_key_length(40), 1);
+            let mut tensors = DeviceTensors::new(0x1000, 0, 0, 0x4000).with_key_cache(0x2000).with_value_cache(0x3000);
+            tensors = tensors.with_seqused_k(0x5000).with_new_key(0x6000).with_new_value(0x7000);
+            change(&mut problem, &mut tensors);
+            let config = flashcore_kernels::Config::ampere();
+            let attention = LaunchPlan::new(&problem.attended(), config, flashcore_ir::Arch::Sm80).unwrap();
+            let plan = LaunchPlan::kv_cache(&problem, Some(attention), flashcore_ir::Arch::Sm80).unwrap();
+            check_plan(&(&problem).into(), &plan, &tensors, &expected);
+        };
+        check(|_, _| {}, Ok(()));
+        check(|_, tensors| tensors.new_key = 0, Err(Error::Null { argument: "new_key" }));
+        check(|_, tensors| tensors.seqused_k = 0, Err(Error::Null { argument: "seqused_k" }));
+        check(|_, tensors| tensors.key = 0x9000, Err(Error::Unexpected { argument: "key", address: 0x9000 }));
+        check(
+            |_, tensors| tensors.new_value = 0x7004,
+            Err(Error::Misaligned { argument: "new_value", address: 0x7004, multiple: 16 }),
+        );
+        check(
+            |_, tensors| tensors.value_cache = 0x3008,
+            Err(Error::Misaligned { argument: "value_cache", address: 0x3008, multiple: 16 }),
+        );
+        check(|_, tensors| tensors.cos = 0x8000, Err(Error::Unexpected { argument: "cos", address: 0x8000 }));
+        check(
+            |problem, _| problem.rotary = Some(Rotary::new(RotaryStyle::Neox, 64, 40)),
+            Err(Error::Null { argument: "cos" }),
+        );
+        check(
+            |_, tensors| tensors.new_key = tensors.key_cache,
+            Err(Error::Aliased { written: "key_cache", other: "new_key", address: 0x2000 }),
+        );
+        check(
+            |_, tensors| tensors.value_cache = tensors.key_cache,
+            Err(Error::Aliased { written: "key_cache", other: "value_cache", address: 0x2000 }),
+        );
+    }
+
+    #[test]
+    fn addresses_of_parts_are_checked() {
+        let check = |tensors: DeviceTensors, count, expected| {
+            let problem = MergeProblem::new(count, 5, 2, 64, DType::F16);
+            let plan = LaunchPlan::merge(&problem, flashcore_ir::Arch::Sm80).unwrap();
+            let tensors = tensors.with_output(0x8000).with_lse(0x9000);
+            check_plan(&(&problem).into(), &plan, &tensors, &expected);
+        };
+        let stacked = DeviceTensors::NONE.with_stacked_parts((0x1000, 1280), (0x2000, 40));
+        check(stacked, 3, Ok(()));
+        let two = DeviceTensors::NONE.with_two_parts([0x3000, 0x1000], [0x2004, 0x2000]);
+        check(two, 2, Ok(()));
+        let (argument, multiple) = ("the distance in bytes between parts", 16);
+        let odd = DeviceTensors::NONE.with_stacked_parts((0x1000, 1282), (0x2000, 40));
+        check(odd, 3, Err(Error::Misaligned { argument, address: 1282, multiple }));
+        // Only of two parts may the second lie before the first.
+        let far = check_address("part_outputs", 0x3000, u64::MAX, multiple);
+        check(two, 3, far);
+    }
+
+    /// Distances between parts count modulo 2^64.
+    #[test]
+    fn two_parts_lie_anywhere() {
+        let values = DeviceTensors::NONE.with_two_parts([0x3000, 0x1000], [0x2000, 0x5000]).values();
+        let part = |list| values.address(list).wrapping_add(values.word(Word::PartStride(list), 0));
+        assert_eq!((part(Operand::PartOutputs), part(Operand::PartLses)), (0x1000, 0x5000));
     }
 }

@@ -1,19 +1,22 @@
 //! The kernels of a plan with all their arguments but those that change from launch to launch.
 
 use std::sync::{Arc, Mutex};
-use zerocopy::IntoBytes;
 
-use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspace};
+use flashcore_cuda::{CudaError, DeviceBuffer, Kernel, L2Range, Launch, Stream, Workspace, fill_device};
 use flashcore_ir::{Argument, TensorMap};
-use flashcore_kernels::{KernelLaunch, LaunchPlan, LaunchValues, Place, Word};
-use flashcore_problem::{InputViews, Operand, OutputViews, Problem, TensorView, TensorViewMut};
+use flashcore_kernels::{Fill, KernelLaunch, LaunchPlan, LaunchValues, Place};
+use flashcore_problem::{InputViews, Operand, OutputViews, ScaleStrides, TensorList};
 
 use super::{DeviceTensors, Gpu};
+use crate::{Error, Operation};
 
 /// The kernels of a plan, loaded, in the order in which they are launched.
 #[derive(Clone)]
 pub(crate) struct Executor {
     steps: Arc<[Step]>,
+    fill: Option<Fill>,
+    /// Bytes of which the address of each operand must be a multiple, where that is more than its element.
+    alignments: Arc<[u64; Operand::COUNT]>,
     stream: Stream,
     /// Memory that the kernels of a launch use among themselves, for each stream, unless a launch brings it.
     workspace: Workspace,
@@ -22,11 +25,8 @@ pub(crate) struct Executor {
 /// One kernel of a plan.
 struct Step {
     kernel: Arc<Kernel>,
+    planned: KernelLaunch,
     launch: Launch,
-    /// The words that a launch brings, by the index of the argument.
-    words: Vec<(usize, Word)>,
-    /// The tensor maps among the arguments: index, place, and everything but the address.
-    tensor_maps: Vec<(usize, Place, TensorMap)>,
     /// Memory that L2 is asked to keep, its bytes, and the bytes of that part of L2.
     kept_in_l2: Option<(Place, usize, usize)>,
     /// The last launch with its tensor maps, by the address of each, which an engine seldom changes: encoding one costs as
@@ -39,52 +39,58 @@ const MAX_TENSOR_MAPS: usize = 4;
 
 impl Step {
     fn new(kernel: Arc<Kernel>, planned: &KernelLaunch) -> Result<Self, CudaError> {
-        let launch = kernel.prepare(planned.grid, planned.template())?;
-        let tensor_map = |&(index, place): &(usize, Place)| match planned.template()[index] {
-            Argument::TensorMap(map) => Some((index, place, map)),
-            _ => None,
-        };
-        let tensor_maps = planned.tensor_maps().iter().filter_map(tensor_map).collect();
+        // A grid without CTAs is not launched.
+        let launch = kernel.prepare(planned.grid.map(|ctas| ctas.max(1)), planned.template())?;
         let kept_in_l2 = planned.kept_in_l2.map(|(place, bytes)| {
             let kept_bytes = kernel.context().keep_in_l2()?;
             Ok::<_, CudaError>((place, bytes, kept_bytes))
         });
-        let (words, kept_in_l2) = (planned.words().to_vec(), kept_in_l2.transpose()?);
-        Ok(Self { kernel, launch, words, tensor_maps, kept_in_l2, last: Mutex::default() })
+        let kept_in_l2 = kept_in_l2.transpose()?;
+        Ok(Self { kernel, planned: planned.clone(), launch, kept_in_l2, last: Mutex::default() })
     }
 
-    /// The launch with these values.
-    fn prepare(&self, values: &LaunchValues) -> Result<Launch, CudaError> {
+    /// The launch with these values; `None` if it has no CTAs.
+    fn prepare(&self, values: &LaunchValues) -> Result<Option<Launch>, CudaError> {
+        let grid = self.planned.grid_of(values);
+        if grid.contains(&0) {
+            return Ok(None);
+        }
         let mut launch = self.with_tensor_maps(values)?;
-        for &(index, word) in &self.words {
-            launch.set_words(index, &[values.word(word)]);
+        if grid != self.planned.grid {
+            launch.set_grid(grid)?;
+        }
+        for (index, word) in self.planned.words(values) {
+            launch.set_words(index, &[word]);
         }
         if let Some((place, bytes, kept_bytes)) = self.kept_in_l2 {
             launch.set_l2_window(L2Range { address: values.place(place), bytes, kept_bytes });
         }
-        Ok(launch)
+        Ok(Some(launch))
     }
 
     /// The launch with the tensor maps of these values.
     fn with_tensor_maps(&self, values: &LaunchValues) -> Result<Launch, CudaError> {
-        let mut launch = self.launch;
-        if self.tensor_maps.is_empty() {
-            return Ok(launch);
+        let (mut launch, mut addresses) = (self.launch, [0; MAX_TENSOR_MAPS]);
+        let mut count = 0;
+        for (known, (_, address)) in addresses.iter_mut().zip(self.planned.tensor_maps(values)) {
+            *known = address;
+            count += 1;
         }
-        let mut bases = [0; MAX_TENSOR_MAPS];
-        for (base, &(_, place, _)) in bases.iter_mut().zip(&self.tensor_maps) {
-            *base = values.place(place);
+        if count == 0 {
+            return Ok(launch);
         }
         // On contention, encode the maps again instead of waiting.
         let mut last = self.last.try_lock().ok();
-        if let Some((_, launch)) = last.as_deref().and_then(Option::as_ref).filter(|(known, _)| *known == bases) {
+        if let Some((_, launch)) = last.as_deref().and_then(Option::as_ref).filter(|(known, _)| *known == addresses) {
             return Ok(*launch);
         }
-        for (&base, &(index, _, map)) in bases.iter().zip(&self.tensor_maps) {
-            self.kernel.set_argument(&mut launch, index, Argument::TensorMap(TensorMap { base, ..map }))?;
+        for (index, base) in self.planned.tensor_maps(values) {
+            if let Argument::TensorMap(map) = self.planned.template()[index] {
+                self.kernel.set_argument(&mut launch, index, Argument::TensorMap(TensorMap { base, ..map }))?;
+            }
         }
         if let Some(last) = last.as_deref_mut() {
-            *last = Some((bases, launch));
+            *last = Some((addresses, launch));
         }
         Ok(launch)
     }
@@ -93,11 +99,15 @@ impl Step {
 impl Executor {
     /// The launches of a plan with the kernels of each.
     pub(super) fn new(plan: &LaunchPlan, kernels: Vec<Arc<Kernel>>, gpu: &Gpu) -> Result<Self, CudaError> {
-        let Gpu { workspaces, stream, .. } = gpu;
         let steps: Result<Vec<_>, _> =
             kernels.into_iter().zip(&plan.launches).map(|(kernel, planned)| Step::new(kernel, planned)).collect();
-        let workspace = workspaces.of_plan(plan.workspace_bytes as usize);
-        Ok(Self { steps: steps?.into(), workspace, stream: stream.clone() })
+        Ok(Self {
+            steps: steps?.into(),
+            fill: plan.fill,
+            alignments: Arc::new(std::array::from_fn(|index| plan.alignment(Operand::ALL[index]))),
+            workspace: gpu.workspaces.of_plan(plan.workspace_bytes as usize),
+            stream: gpu.stream.clone(),
+        })
     }
 
     /// Bytes that the kernels use among themselves.
@@ -105,29 +115,26 @@ impl Executor {
         self.workspace.bytes()
     }
 
+    /// Bytes of which the address of an operand must be a multiple, where that is more than its element.
+    pub(crate) fn alignment(&self, operand: Operand) -> u64 {
+        self.alignments[operand as usize]
+    }
+
     /// Puts the kernels on a stream. Allocates nothing but a workspace where the stream has none as large.
     ///
     /// # Safety
     ///
-    /// The addresses are those of device memory that holds the tensors of the problem, which nobody else uses in a way
+    /// The addresses are those of device memory that holds the tensors of the operation, which nothing else uses in a way
     /// that conflicts until the launch has finished, a workspace that the launch brings included; the stream belongs to
-    /// the kernel's context.
-    pub(crate) unsafe fn launch(&self, stream: &Stream, tensors: &DeviceTensors) -> Result<(), CudaError> {
-        // SAFETY: the contract of this function.
-        unsafe { self.launch_values(stream, tensors.values()) }
-    }
-
-    /// # Safety
-    ///
-    /// As for [`launch`](Self::launch), of the addresses of an append inside of the launch too.
-    pub(crate) unsafe fn launch_values(&self, stream: &Stream, mut values: LaunchValues) -> Result<(), CudaError> {
+    /// the kernels' context.
+    pub(crate) unsafe fn launch(&self, stream: &Stream, mut values: LaunchValues) -> Result<(), CudaError> {
         if values.workspace != 0 {
             // SAFETY: the contract of this function.
             return unsafe { self.launch_in(stream, &values) };
         }
         self.workspace.with(stream, move |workspace| {
             values.workspace = workspace;
-            // SAFETY: the contract of this function; nobody else uses the workspace of the stream meanwhile.
+            // SAFETY: the contract of this function; nothing else uses the workspace of the stream meanwhile.
             unsafe { self.launch_in(stream, &values) }
         })
     }
@@ -136,9 +143,13 @@ impl Executor {
     ///
     /// As for [`launch`](Self::launch), with a workspace that no other launch uses at the same time.
     unsafe fn launch_in(&self, stream: &Stream, values: &LaunchValues) -> Result<(), CudaError> {
+        if let Some(Fill { place, bytes, value }) = self.fill {
+            // SAFETY: plans fill memory of the workspace only, which has these bytes.
+            unsafe { fill_device(stream, values.place(place), bytes as usize, value) }?;
+        }
         stream.context().while_current(|| {
             self.steps.iter().try_for_each(|step| {
-                let launch = step.prepare(values)?;
+                let Some(launch) = step.prepare(values)? else { return Ok(()) };
                 // SAFETY: prepared by this kernel; the rest is the contract of this function. The stream keeps the order of
                 // the kernels.
                 unsafe { step.kernel.launch(stream, &launch) }
@@ -146,83 +157,88 @@ impl Executor {
         })
     }
 
-    /// Computes a problem whose inputs and outputs validated, in the host's memory.
+    /// Computes an operation whose inputs and outputs validated, in the host's memory.
     pub(crate) fn run(
         &self,
-        problem: &Problem,
+        operation: &Operation,
         inputs: &InputViews<'_>,
-        outputs: OutputViews<'_>,
-    ) -> Result<(), CudaError> {
-        let stream = &self.stream;
-        with_host_tensors(stream, problem, inputs, outputs, &[], |tensors| {
-            // SAFETY: the buffers hold as many bytes as the problem's strides reach, and are used by nobody else; freeing
-            // them waits for the kernel. The stream was made in the context of the kernel.
-            unsafe { self.launch(stream, &tensors) }
-        })
+        outputs: &mut OutputViews<'_>,
+    ) -> Result<(), Error> {
+        self.run_in(0, operation, inputs, outputs)
     }
-}
 
-/// Copies tensors of the host that validated to the GPU, calls `launch` with their addresses, and copies the outputs back.
-/// Operands that are `given` lie on the GPU already.
-pub(super) fn with_host_tensors(
-    stream: &Stream,
-    problem: &Problem,
-    inputs: &InputViews<'_>,
-    outputs: OutputViews<'_>,
-    given: &[(Operand, u64)],
-    launch: impl FnOnce(DeviceTensors) -> Result<(), CudaError>,
-) -> Result<(), CudaError> {
-    let mut tensors = DeviceTensors::new(0, 0, 0, 0);
-    let _inputs = upload_inputs(stream, problem, inputs, given, &mut tensors)?;
-    let (shape, strides) = (problem.output_shape(), problem.strides().output);
-    let output_bytes = strides.extent(shape).unwrap_or(0) * Operand::Output.element_bytes(problem);
-    // The gaps between the rows of the output, and rows of no sequence, come back as they were.
-    let has_untouched_rows = problem.total_q.is_some() || problem.seqused_q;
-    let has_gaps = strides.extent(shape) != shape.elements() || has_untouched_rows;
-    let TensorView { data, .. } = outputs.output.as_view();
-    let output = if has_gaps {
-        DeviceBuffer::from_host(stream, &data[..output_bytes])?
-    } else {
-        DeviceBuffer::uninitialised(stream.context(), output_bytes)?
-    };
-    let rows = outputs.lse.as_ref().map_or(0, |rows| rows.len());
-    let lse = match &outputs.lse {
-        Some(rows) if has_untouched_rows => DeviceBuffer::from_host(stream, rows.as_bytes())?,
-        _ => DeviceBuffer::uninitialised(stream.context(), rows * size_of::<f32>())?,
-    };
-    (tensors.output, tensors.lse) = (output.address(), lse.address());
-    launch(tensors)?;
-    output.copy_to_host(stream, 0, &mut outputs.output.data[..output_bytes])?;
-    if let Some(rows) = outputs.lse {
-        lse.copy_to_host(stream, 0, TensorViewMut::from(rows).data)?;
-    }
-    Ok(())
-}
-
-/// Copies the inputs that the problem has to the GPU, and their addresses to `tensors`.
-fn upload_inputs(
-    stream: &Stream,
-    problem: &Problem,
-    inputs: &InputViews<'_>,
-    given: &[(Operand, u64)],
-    tensors: &mut DeviceTensors,
-) -> Result<Vec<DeviceBuffer>, CudaError> {
-    let strides = inputs.call_strides();
-    tensors.set_call_strides(strides);
-    let mut buffers = Vec::with_capacity(Operand::COUNT);
-    for operand in Operand::inputs().filter(|operand| operand.is_present(problem)) {
-        if let Some(&(_, address)) = given.iter().find(|(known, _)| *known == operand) {
-            tensors.set(operand, address);
-            continue;
+    /// [`run`](Self::run) with the workspace at an address; that of the stream where it is 0.
+    pub(super) fn run_in(
+        &self,
+        workspace: u64,
+        operation: &Operation,
+        inputs: &InputViews<'_>,
+        outputs: &mut OutputViews<'_>,
+    ) -> Result<(), Error> {
+        let mut tensors = DeviceTensors::NONE.with_workspace(workspace);
+        let (mut strides, written) = (inputs.call_strides(), outputs.call_strides());
+        for (stride, written) in strides.scales.iter_mut().zip(written.scales) {
+            *stride = if written == ScaleStrides::TENSOR { *stride } else { written };
         }
-        let bytes = inputs.bytes(operand).unwrap_or_default();
-        // A view may be longer than its tensor.
-        let used = operand.extent(problem, strides).unwrap_or(0) * operand.element_bytes(problem);
-        let buffer = DeviceBuffer::from_host(stream, &bytes[..used.min(bytes.len())])?;
-        tensors.set(operand, buffer.address());
-        buffers.push(buffer);
+        tensors.set_call_strides(strides);
+        let uses = operation.uses(strides, None);
+        let mut buffers = Vec::new();
+        for (&operand, of) in Operand::ALL.iter().zip(&uses) {
+            let Some(of) = of else { continue };
+            let is_in_key_cache = operand == Operand::ValueCache && outputs.value_offset.is_some();
+            if is_in_key_cache {
+                continue;
+            }
+            if let Some(list) = inputs.list(operand) {
+                let (stacked, stride) = stacked(list, of.bytes() as usize);
+                buffers.push((operand, DeviceBuffer::from_host(&self.stream, &stacked)?));
+                tensors.part_strides[usize::from(operand == Operand::PartLses)] = stride as u64;
+            } else {
+                let slot = if of.is_written { outputs.slot(operand) } else { inputs.slot(operand) };
+                let data = slot.map_or(&[][..], |slot| slot.data);
+                // A view may be longer than its tensor. What lies between the rows of an output comes back as it was.
+                let used = used_bytes(operand, of.bytes(), data.len(), outputs);
+                buffers.push((operand, DeviceBuffer::from_host(&self.stream, &data[..used])?));
+            }
+            tensors.set(operand, buffers[buffers.len() - 1].1.address());
+        }
+        if let (Some(offset), Some(cache)) = (outputs.value_offset, &uses[Operand::ValueCache as usize]) {
+            tensors.value_cache = tensors.key_cache + (offset * cache.element_bytes) as u64;
+        }
+        // An append without a query transforms the query output.
+        if tensors.query == 0 {
+            tensors.query = tensors.query_output;
+        }
+        tensors.check(operation, |operand| self.alignment(operand))?;
+        // SAFETY: the buffers hold the whole tensors, which validated, and nothing else uses them; freeing them waits for the
+        // kernels. The stream was made in the context of the kernels.
+        unsafe { self.launch(&self.stream, tensors.values()) }?;
+        for (operand, buffer) in &buffers {
+            if uses[*operand as usize].is_some_and(|of| of.is_written)
+                && let Some(data) = outputs.bytes_mut(*operand)
+            {
+                let used = buffer.len().min(data.len());
+                buffer.copy_to_host(&self.stream, 0, &mut data[..used])?;
+            }
+        }
+        Ok(())
     }
-    Ok(buffers)
+}
+
+/// Bytes of an operand on the host that are copied: all of a key cache that values lie in too.
+fn used_bytes(operand: Operand, needed: u64, given: usize, outputs: &OutputViews<'_>) -> usize {
+    let is_shared = operand == Operand::KeyCache && outputs.value_offset.is_some();
+    if is_shared { given } else { given.min(usize::try_from(needed).unwrap_or(usize::MAX)) }
+}
+
+/// The tensors of a list one after another, and the distance between them: each begins where the widest access may.
+fn stacked(list: TensorList<'_>, bytes: usize) -> (Vec<u8>, usize) {
+    let stride = bytes.next_multiple_of(16);
+    let mut stacked = vec![0; stride * list.len()];
+    for (index, tensor) in list.iter().enumerate() {
+        stacked[index * stride..][..bytes].copy_from_slice(&tensor.data[..bytes]);
+    }
+    (stacked, stride)
 }
 
 #[cfg(test)]
@@ -230,7 +246,7 @@ mod tests {
     use super::*;
     use flashcore_ir::Arch;
     use flashcore_kernels::Config;
-    use flashcore_problem::{DType, MaskMod, ScoreMod};
+    use flashcore_problem::{DType, MaskMod, Problem, ScoreMod};
 
     /// With as many constants of expressions as there can be.
     #[test]
@@ -249,9 +265,9 @@ mod tests {
                     let arguments = launch.template();
                     assert_eq!(arguments.len(), launch.kernel().parameters.len(), "{config}");
                     assert!(arguments.len() <= flashcore_cuda::MOST_ARGUMENTS, "{config} has {}", arguments.len());
-                    let is_scale = |(_, word): &&(usize, Word)| matches!(word, Word::ScaleStride(..));
-                    with_scales += launch.words().iter().filter(is_scale).count();
-                    assert!(launch.tensor_maps().len() <= MAX_TENSOR_MAPS, "{config}");
+                    let specialization = launch.key.spec.specialization();
+                    with_scales += specialization.map_or(0, |specialization| specialization.scales().count());
+                    assert!(launch.tensor_maps(&LaunchValues::NONE).count() <= MAX_TENSOR_MAPS, "{config}");
                 }
             }
         }

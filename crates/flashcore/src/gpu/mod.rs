@@ -1,17 +1,11 @@
 //! Plans on a GPU: from a problem to kernels that are loaded, trusted and ready to be launched.
 
-mod append;
 pub(crate) mod check_lengths;
-mod continuation;
 mod device_tensors;
 mod executor;
-mod fused_trial;
-mod kv_cache;
-mod kv_cache_trial;
-mod merge;
-mod operation;
 mod self_check;
 mod stream;
+mod trials;
 pub mod tuning;
 
 use std::collections::HashMap;
@@ -22,24 +16,17 @@ use std::time::Instant;
 
 use flashcore_cuda::cache::{CacheOptions, KernelCache, SelfCheck, Source};
 use flashcore_cuda::{Context, CudaError, Driver, JitOptions, Kernel, Kernels, Stream, Workspaces};
-use flashcore_kernels::{Config, KernelKey, LaunchPlan, Stage, Target, heuristics};
-use flashcore_problem::{Outputs, Problem};
+use flashcore_kernels::{KernelKey, LaunchPlan, Stage, Target, heuristics};
+use flashcore_problem::{KvCacheProblem, Problem, StateMerge};
 
-pub use append::AppendTensors;
-pub(crate) use append::GpuAppend;
-pub(crate) use continuation::GpuContinue;
 pub use device_tensors::{DeviceBias, DeviceScale, DeviceTensors, TENSOR_ALIGNMENT};
 pub(crate) use executor::Executor;
-pub(crate) use kv_cache::GpuKvCache;
-pub use kv_cache::KvCacheTensors;
-pub(crate) use merge::GpuMerge;
-pub use merge::{MergeTensors, PartAddresses};
 pub use self_check::SelfCheckPolicy;
 pub use stream::StreamRef;
 
 use crate::report::{KernelReport, SelfCheckReport};
-use crate::{PlanOptions, Reason};
-use self_check::Trial;
+use crate::{AppendPolicy, Operation, PlanOptions, Reason};
+use trials::Trial;
 use tuning::Measured;
 
 /// A GPU that was opened: its context, its kernels, and a stream for tensors of the host.
@@ -56,14 +43,41 @@ pub(crate) struct Gpu {
     loaded: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
 }
 
-/// Kernels that are ready to be launched, and the report of the attention kernel.
+/// Kernels that are ready to be launched, and what is reported of them.
 pub(crate) struct Prepared {
     pub(crate) executor: Executor,
-    pub(crate) kernel: KernelReport,
+    /// The attention kernel, or else the first.
+    pub(crate) kernel: Option<KernelReport>,
+    pub(crate) is_fused: bool,
+    /// Every reason why an append is not inside of the attention launch that it could be in.
+    pub(crate) not_fused: Vec<Reason>,
+}
+
+/// A launch plan, and the parts of it that are trusted each after a trial of its own.
+pub(crate) struct Planned {
+    plan: LaunchPlan,
+    /// Launches of each part, in order, with its trial.
+    parts: Vec<(usize, Trial)>,
+    is_fused: bool,
+    not_fused: Vec<Reason>,
+}
+
+impl Planned {
+    fn new(plan: LaunchPlan, parts: Vec<(usize, Trial)>) -> Self {
+        Self { plan, parts, is_fused: false, not_fused: Vec::new() }
+    }
+}
+
+fn reasons(reasons: Vec<flashcore_kernels::Reason>) -> Vec<Reason> {
+    reasons.into_iter().map(Reason::from).collect()
+}
+
+fn one(error: CudaError) -> Vec<Reason> {
+    vec![Reason::Cuda(error)]
 }
 
 impl Gpu {
-    /// The GPU with this ordinal. Everybody in the process has the same, as long as anybody has it.
+    /// The GPU with this ordinal: shared by the process, and dropped with the last handle.
     pub(crate) fn open(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>, CudaError> {
         static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Gpu>>>> = OnceLock::new();
         static CACHE: OnceLock<Arc<KernelCache>> = OnceLock::new();
@@ -91,8 +105,8 @@ impl Gpu {
         self.kernels.context()
     }
 
-    /// The launch plan for a problem; `None` if there is nothing to launch.
-    fn plan(&self, problem: &Problem, options: PlanOptions) -> Result<Option<LaunchPlan>, Vec<Reason>> {
+    /// The launch plan of attention; `None` if there is nothing to launch.
+    fn attention(&self, problem: &Problem, options: PlanOptions) -> Result<Option<LaunchPlan>, Vec<Reason>> {
         let plan = |config| LaunchPlan::new(problem, config, self.target);
         // A config that was measured here is taken if it still runs the problem: its class may be wider than the kernel.
         let measured = || self.measured.config(problem).and_then(|config| plan(config).ok());
@@ -100,51 +114,115 @@ impl Gpu {
             Some(config) => plan(config),
             None => measured().map_or_else(|| plan(heuristics::select(problem, self.target)), Ok),
         };
-        planned.map(Some).or_else(|reasons| {
+        planned.map(Some).or_else(|found| {
             // An empty problem is legal; what else is wrong with it is told all the same.
             let not_empty = |reason: &flashcore_kernels::Reason| *reason != flashcore_kernels::Reason::Empty;
-            let reasons: Vec<Reason> = reasons.into_iter().filter(not_empty).map(Reason::from).collect();
-            if reasons.is_empty() { Ok(None) } else { Err(reasons) }
+            let found = reasons(found.into_iter().filter(not_empty).collect());
+            if found.is_empty() { Ok(None) } else { Err(found) }
         })
     }
 
-    /// The config for a problem, if some plan has it: the one that was asked for, the one that was measured here, or the
-    /// default.
-    fn config(&self, problem: &Problem, options: PlanOptions) -> Option<Config> {
-        self.plan(problem, options).ok().flatten().map(|plan| plan.config)
+    /// The launch plan of an operation, or every reason against it that can be told without compiling a kernel.
+    pub(crate) fn plan(&self, operation: &Operation, options: PlanOptions) -> Result<Planned, Vec<Reason>> {
+        let errors = operation.errors();
+        if !errors.is_empty() && !matches!(operation, Operation::Attention(_)) {
+            return Err(errors.into_iter().map(Reason::Problem).collect());
+        }
+        let attention = |problem: &Problem| {
+            let plan = self.attention(problem, options)?;
+            let part = plan.as_ref().map(|plan| (plan.launches.len(), Trial::attention(problem, plan)));
+            Ok::<_, Vec<Reason>>((plan, part))
+        };
+        match operation {
+            Operation::Attention(problem) => {
+                let (plan, part) = attention(problem)?;
+                Ok(Planned::new(plan.unwrap_or_default(), part.into_iter().collect()))
+            }
+            Operation::Append(problem) => {
+                let plan = LaunchPlan::append(problem, self.target).map_err(reasons)?;
+                Ok(Planned::new(plan, vec![(1, Trial::Append(*problem))]))
+            }
+            Operation::Merge(problem) => {
+                let plan = LaunchPlan::merge(problem, self.target).map_err(reasons)?;
+                Ok(Planned::new(plan, vec![(1, Trial::Merge(*problem))]))
+            }
+            Operation::Continue(problem) => {
+                let (plan, part) = attention(problem)?;
+                let state = StateMerge::of(problem)
+                    .map_err(|errors| errors.into_iter().map(Reason::Problem).collect::<Vec<_>>())?;
+                let plan = LaunchPlan::continued(problem, plan, self.target).map_err(reasons)?;
+                let merges = plan.launches.len() - part.as_ref().map_or(0, |(launches, _)| *launches);
+                let merge = (merges > 0).then_some((merges, Trial::InPlace(state.merge)));
+                Ok(Planned::new(plan, part.into_iter().chain(merge).collect()))
+            }
+            Operation::KvCache(problem) => {
+                let is_wanted = match options.append {
+                    AppendPolicy::Environment => !env::var(FUSED_APPEND_VARIABLE).is_ok_and(|value| value == "off"),
+                    AppendPolicy::Fused => true,
+                    AppendPolicy::Separate => false,
+                };
+                let not_fused = match is_wanted.then(|| self.fused(problem, options)) {
+                    Some(Ok(planned)) => return Ok(planned),
+                    Some(Err(found)) if options.append == AppendPolicy::Fused => return Err(found),
+                    Some(Err(found)) => found,
+                    None => Vec::new(),
+                };
+                let (plan, part) = attention(&problem.attended())?;
+                let plan = LaunchPlan::kv_cache(problem, plan, self.target).map_err(reasons)?;
+                let append = (1, Trial::Sequences(Box::new(problem.clone())));
+                let parts = [append].into_iter().chain(part).collect();
+                Ok(Planned { not_fused, ..Planned::new(plan, parts) })
+            }
+        }
     }
 
-    /// Every reason against a problem that can be told without compiling a kernel.
-    pub(crate) fn supports(&self, problem: &Problem, options: PlanOptions) -> Result<(), Vec<Reason>> {
-        self.plan(problem, options).map(|_| ())
+    /// The launch plan of attention that appends itself.
+    fn fused(&self, problem: &KvCacheProblem, options: PlanOptions) -> Result<Planned, Vec<Reason>> {
+        let config = self.attention(&problem.attended(), options).ok().flatten().and_then(|plan| plan.config);
+        let config = config.unwrap_or_else(|| heuristics::select(&problem.attention, self.target));
+        let plan = LaunchPlan::with_append(problem, config, self.target).map_err(reasons)?;
+        let trial = Trial::Fused(Box::new(problem.clone()), config);
+        Ok(Planned { is_fused: true, ..Planned::new(plan.clone(), vec![(plan.launches.len(), trial)]) })
     }
 
-    /// The kernels for a problem, ready to be launched; `None` if there is nothing to launch.
-    pub(crate) fn prepare(&self, problem: &Problem, options: PlanOptions) -> Result<Option<Prepared>, Vec<Reason>> {
+    /// The kernels of an operation, ready to be launched.
+    pub(crate) fn prepare(&self, operation: &Operation, options: PlanOptions) -> Result<Prepared, Vec<Reason>> {
         let start = Instant::now();
-        let Some(plan) = self.plan(problem, options)? else { return Ok(None) };
-        self.prepare_plan(&plan, options, start, |kernels| self.try_kernels(problem, &plan, kernels)).map(Some)
+        let planned = self.plan(operation, options)?;
+        match self.prepare_plan(&planned, options, start) {
+            Err(found) if planned.is_fused && options.append == AppendPolicy::Environment => {
+                let options = options.with_append(AppendPolicy::Separate);
+                Ok(Prepared { not_fused: found, ..self.prepare(operation, options)? })
+            }
+            prepared => prepared,
+        }
     }
 
-    /// The kernels of a plan, ready to be launched, after `try_kernels` has tried them if they are new to the driver.
-    fn prepare_plan(
-        &self,
-        plan: &LaunchPlan,
-        options: PlanOptions,
-        start: Instant,
-        try_kernels: impl FnOnce(&[Arc<Kernel>]) -> Result<Option<String>, Vec<Reason>>,
-    ) -> Result<Prepared, Vec<Reason>> {
-        let one = |error: CudaError| vec![Reason::Cuda(error)];
+    /// The kernels of a plan, ready to be launched, after trials of those that are new to the driver.
+    fn prepare_plan(&self, planned: &Planned, options: PlanOptions, start: Instant) -> Result<Prepared, Vec<Reason>> {
+        let Planned { plan, parts, is_fused, not_fused } = planned;
         let loaded: Result<Vec<_>, _> = plan.launches.iter().map(|launch| self.load(launch.key)).collect();
         let loaded = loaded.map_err(one)?;
-        let attention = plan.launches.iter().position(|launch| launch.stage() == Stage::Attention).unwrap_or(0);
-        let source = loaded[attention].1;
-        let kernels: Vec<_> = loaded.into_iter().map(|(kernel, _)| kernel).collect();
-        let kernel = kernels[attention].clone();
-        let self_check = self.trust(&kernel, options.self_check, || try_kernels(&kernels))?;
+        let kernels: Vec<_> = loaded.iter().map(|(kernel, _)| kernel.clone()).collect();
+        let attention = plan.launches.iter().position(|launch| launch.stage() == Stage::Attention);
+        let (mut first, mut self_check) = (0, SelfCheckReport::Off);
+        for (launches, trial) in parts {
+            let part = first..first + launches;
+            // The verdict on the attention kernel is about those beside it too.
+            let judged = attention.filter(|index| part.contains(index)).unwrap_or(first);
+            let report =
+                self.trust(&kernels[judged], options.self_check, || trial.complaint(self, &kernels[part.clone()]))?;
+            if attention.is_none_or(|index| index == judged) {
+                self_check = report;
+            }
+            first = part.end;
+        }
         let executor = Executor::new(plan, kernels, self).map_err(one)?;
-        let kernel = KernelReport::new(&kernel, plan, source, self_check, start.elapsed());
-        Ok(Prepared { executor, kernel })
+        let report = attention.unwrap_or(0);
+        let kernel = loaded.get(report).map(|(kernel, source)| {
+            KernelReport::new(kernel, plan, &plan.launches[report], *source, self_check, start.elapsed())
+        });
+        Ok(Prepared { executor, kernel, is_fused: *is_fused, not_fused: not_fused.clone() })
     }
 
     /// A kernel on the GPU, and where it came from.
@@ -185,36 +263,10 @@ impl Gpu {
             },
         }
     }
-
-    /// Runs the kernels of a plan on a small problem. Gives what is wrong with the result, if anything is.
-    fn try_kernels(
-        &self,
-        problem: &Problem,
-        plan: &LaunchPlan,
-        kernels: &[Arc<Kernel>],
-    ) -> Result<Option<String>, Vec<Reason>> {
-        let trial = match Trial::new(problem, plan.config) {
-            Ok(trial) => trial,
-            Err(invalid) => return Ok(Some(invalid.to_string())),
-        };
-        let target = Target { num_sms: TRIAL_CTAS, ..self.target };
-        let config = trial_config(plan, &trial.problem);
-        let plan = LaunchPlan::new(&trial.problem, config, target)
-            .map_err(|reasons| reasons.into_iter().map(Reason::from).collect::<Vec<_>>())?;
-        let mut outputs = Outputs::poisoned(&trial.problem);
-        let run = Executor::new(&plan, kernels.to_vec(), self)
-            .and_then(|executor| executor.run(&trial.problem, &trial.inputs.views(), outputs.views_mut()));
-        match run {
-            Ok(()) => Ok(trial.complaint(&outputs)),
-            // The kernel did something that ends all work here. The next process shall not try again.
-            Err(CudaError::Call(failure)) if failure.is_sticky() => Ok(Some(failure.to_string())),
-            Err(error) => Err(vec![error.into()]),
-        }
-    }
 }
 
-/// Persistent CTAs of a trial: fewer than there are tiles.
-const TRIAL_CTAS: u32 = 2;
+/// Keeps an append out of the attention launch where it is `off`.
+const FUSED_APPEND_VARIABLE: &str = "FLASHCORE_FUSED_APPEND";
 /// Turns the self-check off where it is `off`.
 const SELF_CHECK_VARIABLE: &str = "FLASHCORE_SELF_CHECK";
 
@@ -232,59 +284,5 @@ impl fmt::Debug for Gpu {
             .field("context", self.context())
             .field("target", &self.target)
             .finish_non_exhaustive()
-    }
-}
-
-/// The config of a trial of the kernels of a plan: with several chunks of keys where one of them combines those, else one.
-fn trial_config(plan: &LaunchPlan, trial: &Problem) -> Config {
-    let is_combined = plan.launch(Stage::Combine).is_some();
-    plan.config.with_chunk_keys(if is_combined { 1 } else { trial.key_length as u32 })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use flashcore_ir::Arch;
-    use flashcore_kernels::Specialization;
-    use flashcore_problem::{Alignment, Mask, MaskMod, ScoreMod};
-
-    /// The kernels that are tried must be the kernels that are used, whatever is compiled into them.
-    #[test]
-    fn the_trial_of_a_problem_has_its_kernels() {
-        let features: [fn(&mut Problem); 9] = [
-            |_| {},
-            |problem| (problem.mask, problem.lse) = (Mask::Causal(Alignment::TopLeft), true),
-            |problem| problem.mask = Mask::Window { left: Some(7), right: None, alignment: Alignment::BottomRight },
-            |problem| (problem.softcap, problem.alibi) = (Some(50.0), true),
-            |problem| (problem.bias, problem.sinks) = (true, true),
-            |problem| (problem.seqused_k, problem.value_dim) = (true, 72),
-            |problem| problem.scale = -0.5,
-            |problem| {
-                let relative = ScoreMod::new("relative", |score, at| score + at.number(at.query - at.key + 100));
-                let documents = MaskMod::new("documents", |at| at.integer(at.query).equals(at.integer(at.key)));
-                (problem.score_mod, problem.mask_mod) = (Some(relative), Some(documents));
-                (problem.aux_f32, problem.aux_i32) = (201, 1000);
-            },
-            |problem| {
-                let mut strides = problem.strides();
-                strides.key.row += 2;
-                problem.layout = flashcore_problem::Layout::Strided(strides);
-            },
-        ];
-        let one_chunk = |config: &Config| config.chunk_keys().map(|_| config.with_chunk_keys(4096));
-        let configs = Config::all();
-        for config in configs.iter().copied().chain(configs.iter().filter_map(one_chunk)) {
-            for (number, change) in features.into_iter().enumerate() {
-                let dtype = Specialization::DTYPES[number % 2];
-                let mut problem = Problem::new(3, 4, 1000, [24, 64, 128][number % 3], dtype);
-                change(&mut problem);
-                let trial = Trial::new(&problem, Config::ampere()).unwrap().problem;
-                let specs = |plan: LaunchPlan| plan.launches.iter().map(|launch| launch.key).collect::<Vec<_>>();
-                let plan = LaunchPlan::new(&problem, config, Arch::Sm90a);
-                let of_trial = plan.as_ref().map_or(config, |plan| trial_config(plan, &trial));
-                let of_trial = LaunchPlan::new(&trial, of_trial, Arch::Sm90a);
-                assert_eq!(plan.map(specs), of_trial.map(specs), "{config} {problem}");
-            }
-        }
     }
 }

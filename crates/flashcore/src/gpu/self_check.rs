@@ -84,14 +84,14 @@ fn scale_of_tokens(operand: Operand, problem: &Problem) -> Scale {
 }
 
 /// A small problem with its answer.
-pub(crate) struct Trial {
+pub(crate) struct AttentionTrial {
     pub(crate) problem: Problem,
     pub(crate) inputs: Inputs,
     expected: Expected,
     yardstick: ReferenceError,
 }
 
-impl Trial {
+impl AttentionTrial {
     /// The trial of the kernel that computes `problem` with a config: all that is compiled in is the same.
     pub(crate) fn new(problem: &Problem, config: Config) -> Result<Self, Invalid> {
         let small = Self::problem(problem);
@@ -178,7 +178,7 @@ mod tests {
         for (number, integer, in_trial, keys_in_trial) in limits {
             let mut problem = Problem::new(1, 2, 4000, 64, DType::F16);
             (problem.score_mod, problem.mask_mod) = (Some(tempered(number)), Some(window(integer)));
-            let trial = Trial::new(&problem, Config::ampere()).unwrap();
+            let trial = AttentionTrial::new(&problem, Config::ampere()).unwrap();
             assert_eq!(trial.problem.score_mod, Some(tempered(in_trial)));
             assert_eq!(trial.problem.mask_mod, Some(window(keys_in_trial)));
             assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
@@ -199,7 +199,7 @@ mod tests {
             (strides.key.row, strides.key.head) = (strides.key.row + padding, strides.key.head + 800 * padding);
             strides.key.batch += 4 * 800 * padding;
             problem.layout = if padding > 0 { Layout::Strided(strides) } else { problem.layout };
-            let trial = Trial::new(&problem, Config::ampere()).unwrap();
+            let trial = AttentionTrial::new(&problem, Config::ampere()).unwrap();
             assert_eq!(Specialization::of(&trial.problem), Specialization::of(&problem));
             assert!(trial.inputs.k_scale.as_ref().is_some_and(|scale| !scale.strides.is_constant_in(&trial.problem)));
             let mut outputs = Outputs::poisoned(&trial.problem);
@@ -217,7 +217,7 @@ mod tests {
         for rows in few.into_iter().chain(many) {
             let mut problem = Problem::new(3, 4, 9, 64, DType::F16).with_key_length(rows);
             (problem.paged, problem.seqused_k) = (Some(PagedKv::new(rows, 9, 3)), true);
-            let small = Trial::problem(&problem);
+            let small = AttentionTrial::problem(&problem);
             assert_eq!(small.validate(), Ok(()));
             let configs = [Config::ampere(), Config::hopper(), "hopper-64x256-1stage".parse().unwrap()];
             for config in configs {
@@ -239,7 +239,7 @@ mod tests {
                 let mut problem = Problem::new(7, 8, 4000, 64, dtype);
                 problem.mask = mask;
                 problem.lse = true;
-                let trial = Trial::new(&problem, Config::ampere()).unwrap();
+                let trial = AttentionTrial::new(&problem, Config::ampere()).unwrap();
                 let mut outputs = Outputs::poisoned(&trial.problem);
                 flashcore_cpu::attend(&trial.problem, &trial.inputs, &mut outputs).unwrap();
                 assert_eq!(trial.complaint(&outputs), None);

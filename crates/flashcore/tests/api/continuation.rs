@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flashcore::verify::{Evidence, Inputs, Outputs, ReferenceError, judge, oracle};
 use flashcore::{
-    ContinuePlan, DType, Device, InputViews, Layout, LseBase, LseForm, OutputViews, Plan, Problem, Reason,
+    DType, Device, InputViews, Layout, LseBase, LseForm, Operation, OutputViews, Plan, Problem, Reason, Unsupported,
 };
 
 /// The problem of some of the keys, whose tensors lie in those of all.
@@ -20,6 +20,10 @@ fn chunk_inputs<'a>(problem: &Problem, inputs: &'a Inputs, keys: &Range<usize>) 
     views.key.data = &views.key.data[keys.start * strides.key.row * element..];
     views.value.data = &views.value.data[keys.start * strides.value.row * element..];
     views
+}
+
+fn continuation(problem: &Problem) -> Result<Plan, Unsupported> {
+    Plan::new(Operation::Continue(problem.clone()), &Device::cpu())
 }
 
 /// Attends the first keys, continues with the rest, and lets the gate judge the state as the result of all keys.
@@ -37,7 +41,7 @@ fn check(problem: &Problem, chunks: &[Range<usize>]) {
         }
         // A sink belongs to one of the parts.
         (part.sinks, views.sinks) = (false, None);
-        ContinuePlan::new(&part, &Device::cpu()).unwrap().run(views, &mut state).unwrap();
+        continuation(&part).unwrap().run(views, &mut state).unwrap();
     }
     let expected = oracle(&problem, &inputs).unwrap();
     let yardstick = ReferenceError::measure(&problem, &inputs, &expected).unwrap();
@@ -68,7 +72,7 @@ fn continuing_is_attention_over_all_keys() {
 #[test]
 fn a_state_begins_empty() {
     let problem = Problem::new(1, 1, 1, 8, DType::F32).with_key_length(0).with_lse(true);
-    let plan = ContinuePlan::new(&problem, &Device::cpu()).unwrap();
+    let plan = continuation(&problem).unwrap();
     let (mut output, mut lse) = ([0.0_f32; 8], [f32::NEG_INFINITY]);
     let none: [f32; 0] = [];
     plan.run(InputViews::new(&[1.0_f32; 8], &none, &none), OutputViews::new(&mut output).with_lse(&mut lse)).unwrap();
@@ -77,10 +81,10 @@ fn a_state_begins_empty() {
 
 #[test]
 fn what_cannot_be_continued_is_refused() {
-    let refused = |problem: &Problem| ContinuePlan::new(problem, &Device::cpu()).unwrap_err().to_string();
+    let refused = |problem: &Problem| continuation(problem).unwrap_err().to_string();
     let problem = Problem::new(1, 2, 3, 8, DType::F32);
     assert_eq!(refused(&problem), "lse is false; it must be true to continue from an LSE");
     let of_keys = problem.with_lse(true).with_sinks(true).with_lse_form(LseForm::default().without_sink());
-    let reasons = ContinuePlan::new(&of_keys, &Device::cpu()).unwrap_err();
+    let reasons = continuation(&of_keys).unwrap_err();
     assert!(matches!(&reasons[..], [Reason::Problem(_)]), "{reasons}");
 }

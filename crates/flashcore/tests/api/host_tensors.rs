@@ -30,8 +30,8 @@ macro_rules! run_on_slices {
 }
 
 fn run(plan: &Plan, inputs: &Inputs) -> Outputs {
-    let mut outputs = Outputs::poisoned(plan.problem());
-    match plan.problem().dtype {
+    let mut outputs = Outputs::poisoned(plan.problem().unwrap());
+    match plan.problem().unwrap().dtype {
         DType::F16 => run_on_slices!(plan, inputs, outputs, f16),
         DType::Bf16 => run_on_slices!(plan, inputs, outputs, bf16),
         DType::F32 => run_on_slices!(plan, inputs, outputs, f32),

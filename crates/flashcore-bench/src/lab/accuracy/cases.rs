@@ -237,7 +237,8 @@ pub(super) fn compute(
             let plan = Plan::new(problem, device).map_err(|reasons| reasons.to_string())?;
             let mut outputs = Outputs::poisoned(problem);
             plan.run(inputs, &mut outputs).map_err(|error| error.to_string())?;
-            let kernel = plan.report().kernel.as_ref().map(|kernel| kernel.config.to_string());
+            let kernel =
+                plan.report().kernel.as_ref().and_then(|kernel| kernel.config).map(|config| config.to_string());
             Ok((outputs.output.dense(problem.output_shape(), problem.strides().output), kernel))
         }
     }

@@ -2,8 +2,7 @@
 //! batch indices and a rotary embedding.
 
 use flashcore_ir::{Instruction, Kernel, Op, Operand, Type, VerifiedKernel};
-use flashcore_kernels::Config;
-use flashcore_kernels::cache::SequencePlan;
+use flashcore_kernels::{Config, LaunchPlan};
 use flashcore_problem::{
     Alignment, DType, KvCacheProblem, Layout, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths,
 };
@@ -115,7 +114,7 @@ const SEED: u64 = 0;
 #[derive(Debug)]
 pub(super) struct AppendTrial {
     problem: KvCacheProblem,
-    plan: SequencePlan,
+    plan: LaunchPlan,
     trial: KvCacheTrial,
 }
 
@@ -144,7 +143,7 @@ impl AppendTrial {
             .with_total_new(Some(6 * batch + 1))
             .with_rotary(Rotary::new(style, dim, 210))
             .with_compute_scales(computes_scales == Some(true));
-        let plan = SequencePlan::new(&problem, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
+        let plan = LaunchPlan::kv_cache(&problem, None, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
         let baseline = |complaint: String| MutantsError::Baseline {
             kernel: "append".to_owned(),
             problem: problem.append_text(),
@@ -195,8 +194,7 @@ impl OtherTrial for AppendTrial {
     }
 
     fn kernel(&self) -> Result<VerifiedKernel, MutantsError> {
-        let kernel = self.plan.key.kernel();
-        kernel.map_err(|errors| self.baseline(format!("{errors:?}"))).map(|kernel| VerifiedKernel::clone(&kernel))
+        Ok(VerifiedKernel::clone(&self.plan.launches[0].kernel()))
     }
 
     fn pass(&self) -> Result<(), MutantsError> {

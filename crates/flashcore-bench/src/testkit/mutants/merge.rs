@@ -1,7 +1,7 @@
 //! Bugs of the merge kernel, and their trials: few parts, which are loaded all at once, and many, with a ragged tail.
 
 use flashcore_ir::{Arch, Compare, Kernel, Op, Operand, Type, VerifiedKernel};
-use flashcore_kernels::merge::MergePlan;
+use flashcore_kernels::{LaunchPlan, Stage};
 use flashcore_problem::{DType, Inputs, MergeProblem};
 
 use super::addressing::capped;
@@ -9,7 +9,7 @@ use super::catalogue::{Mutation, is_compare, is_select, mutations, take_second};
 use super::chunks::one_fewer;
 use super::edit::{Find, change, drop, parameter, rewrite_if};
 use super::{Group, Kill, Killer, MutantsError, OtherTrial};
-use crate::testkit::operations::{OperationError, check_merge_with};
+use crate::testkit::operations::{OperationError, check_merge_of};
 use crate::testkit::suites;
 
 /// The architecture that they are verified for.
@@ -64,7 +64,7 @@ fn weights_in_base_two(kernel: &mut Kernel) -> usize {
 #[derive(Debug)]
 pub(super) struct MergeTrial {
     problem: MergeProblem,
-    plan: MergePlan,
+    plan: LaunchPlan,
     data: Inputs,
 }
 
@@ -76,7 +76,7 @@ impl MergeTrial {
     }
 
     fn new(problem: MergeProblem) -> Result<Self, MutantsError> {
-        let plan = MergePlan::new(&problem, ARCH).map_err(MutantsError::Refused)?;
+        let plan = LaunchPlan::merge(&problem, ARCH).map_err(MutantsError::Refused)?;
         let data = problem.random(0);
         Ok(Self { problem, plan, data })
     }
@@ -87,7 +87,8 @@ impl MergeTrial {
 
     /// The check that a kernel does not pass, and its complaint.
     fn killer(&self, kernel: &VerifiedKernel) -> Option<(Killer, String)> {
-        (0..SEEDS).find_map(|seed| match check_merge_with(kernel, &self.plan, &self.problem, &self.data, seed) {
+        let plan = self.plan.with_kernel(Stage::Merge, kernel.clone());
+        (0..SEEDS).find_map(|seed| match check_merge_of(&plan, &self.problem, &self.data, seed) {
             Ok(()) => None,
             Err(OperationError::Simulator(report)) => Some((Killer::Fault, report)),
             Err(OperationError::Wrong(report)) => Some((Killer::Gate, report)),
@@ -106,8 +107,7 @@ impl OtherTrial for MergeTrial {
     }
 
     fn kernel(&self) -> Result<VerifiedKernel, MutantsError> {
-        let kernel = self.plan.key.kernel();
-        kernel.map_err(|errors| self.baseline(format!("{errors:?}"))).map(|kernel| VerifiedKernel::clone(&kernel))
+        Ok(VerifiedKernel::clone(&self.plan.launches[0].kernel()))
     }
 
     fn pass(&self) -> Result<(), MutantsError> {

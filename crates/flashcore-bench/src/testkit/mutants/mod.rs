@@ -455,7 +455,7 @@ fn stage_of(family: &str) -> Stage {
 /// The kernel of a plan that bugs of a family are planted in, if it has one.
 fn kernel_of(plan: &LaunchPlan, family: &str) -> Option<Arc<VerifiedKernel>> {
     let stage = stage_of(family);
-    let is_of_family = stage != Stage::Attention || plan.config.family() == family;
+    let is_of_family = stage != Stage::Attention || plan.config.is_some_and(|config| config.family() == family);
     plan.launch(stage).filter(|_| is_of_family).map(KernelLaunch::kernel)
 }
 

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 
 use flashcore_ir::{Compare, Instruction, Kernel, Op, Operand, Type, VerifiedKernel};
-use flashcore_kernels::cache::SequencePlan;
 use flashcore_kernels::{Config, LaunchPlan, Stage};
 use flashcore_problem::{
     Alignment, DType, Inputs, KvCacheProblem, Layout, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths,
@@ -298,7 +297,10 @@ impl OtherTrial for WrongArraysTrial {
 
     fn name(&self) -> String {
         match self {
-            Self::Attention { problem, plan, .. } => format!("{} {} on wrong arrays", plan.config, shape_text(problem)),
+            Self::Attention { problem, plan, .. } => {
+                let config = plan.config.map(|config| config.to_string()).unwrap_or_default();
+                format!("{config} {} on wrong arrays", shape_text(problem))
+            }
             Self::Append { problem, config, .. } => format!("{config} {} on wrong arrays", problem.append_text()),
             Self::Crowded { problem, config, .. } => format!("{config} {} without room", problem.append_text()),
         }
@@ -320,11 +322,8 @@ impl OtherTrial for WrongArraysTrial {
                 Ok(VerifiedKernel::clone(&launch.kernel()))
             }
             Self::Append { problem, .. } | Self::Crowded { problem, .. } => {
-                let plan = SequencePlan::new(problem, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
-                let kernel = plan.key.kernel();
-                kernel
-                    .map_err(|errors| self.baseline(format!("{errors:?}")))
-                    .map(|kernel| VerifiedKernel::clone(&kernel))
+                let plan = LaunchPlan::kv_cache(problem, None, SIMULATED_ARCH).map_err(MutantsError::Refused)?;
+                Ok(VerifiedKernel::clone(&plan.launches[0].kernel()))
             }
         }
     }

@@ -4,7 +4,7 @@
 //! keys as many as query rows, one, or packed; rotary embedding of all columns or half of them, in both styles; packed
 //! queries; masks. Splits are those of the backends.
 
-use flashcore_kernels::cache::SequencePlan;
+use flashcore_kernels::LaunchPlan;
 use flashcore_problem::{
     DType, KvCacheProblem, Mask, PagedKv, Problem, Rotary, RotaryStyle, SequenceLengths, SplitMix64, Strides,
 };
@@ -129,7 +129,7 @@ pub(super) fn quantized_caches(is_gpu: bool) -> Vec<GrowingCache> {
 
 /// True if a GPU kernel appends: those that quantise take rows at multiples of 2 codes.
 pub(super) fn has_append_kernel(problem: &KvCacheProblem) -> bool {
-    !problem.append(0).cache_dtype().is_float8() || SequencePlan::new(problem, SIMULATED_ARCH).is_ok()
+    !problem.append(0).cache_dtype().is_float8() || LaunchPlan::kv_cache(problem, None, SIMULATED_ARCH).is_ok()
 }
 
 /// A random problem with a growing cache, or nothing where attention has no use for one. `kind` decides what the kernel is

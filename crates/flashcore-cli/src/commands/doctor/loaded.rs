@@ -96,13 +96,13 @@ fn measure(name: &str, problem: OfRun, device: &Device) -> Result<Value, String>
         plans.push(planned);
     }
     let error = |error: Error| error.to_string();
-    let bound = Bound::new(&first, &Inputs::random(first.problem(), 0)).map_err(error)?;
+    let bound = Bound::new(&first, &Inputs::random(&problem(0), 0)).map_err(error)?;
     let launch_times = host_times(bound.stream(), RUNS, || bound.launch()).map_err(error)?;
     // Split-KV launches a second kernel, which costs what a launch costs.
     let kernels = if first.workspace_bytes() > 0 { 2 } else { 1 };
     Ok(json!({
         "problem": name,
-        "kernels": first.report().kernel.as_ref().map(|kernel| kernel.config.to_string()),
+        "kernels": first.report().kernel.as_ref().and_then(|kernel| kernel.config).map(|config| config.to_string()),
         "plan_us": microseconds(median(plan_times)),
         "launched_kernels": kernels,
         "launch_us": launch_times.quantile(0.5) * 1e6 / f64::from(kernels),
