@@ -13,9 +13,9 @@
 #![expect(clippy::doc_markdown, reason = "what is public here is documented for C, in the header")]
 
 mod append;
+mod call;
 mod device;
 mod merge;
-mod operations;
 mod plan;
 mod problem;
 mod registry;

@@ -3,9 +3,9 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-use api::{Config, Device, Error};
+use api::{Config, Device, Error, Operation, Plan, PlanOptions};
 
-use crate::operations::AnyPlan;
+use crate::call;
 use crate::problem::{self, ProblemBase};
 use crate::registry::{self, Entry};
 use crate::status::{FLASHCORE_UNSUPPORTED, Failure, Status, c_text, guarded};
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn flashcore_plan_create(
 ) -> Status {
     let make = || {
         // SAFETY: the caller promises that it is null or the base of a problem, with texts that end.
-        let problem = unsafe { problem::read(problem) }?;
+        let operation = unsafe { problem::read(problem) }?;
         let config = if config.is_null() {
             None
         } else {
@@ -45,8 +45,13 @@ pub unsafe extern "C" fn flashcore_plan_create(
             let name = unsafe { CStr::from_ptr(config) };
             Some(name.to_string_lossy().parse::<Config>().map_err(Error::from)?)
         };
-        let plan = AnyPlan::new(problem, &crate::device::open(device_kind, ordinal)?, config)?;
-        let description = c_text(&plan.0.report().to_string());
+        if let (Some(config), Operation::Append(_) | Operation::Merge(_)) = (config, &operation) {
+            let message = format!("config is {config}; it must be null, for the operation has one kernel");
+            return Err(Failure::argument(message));
+        }
+        let device = crate::device::open(device_kind, ordinal)?;
+        let plan = Plan::with_options(operation, &device, PlanOptions::default().with_config(config))?;
+        let description = c_text(&plan.report().to_string());
         Ok(Entry { plan, description })
     };
     // SAFETY: the caller promises of `plan` what is asked here.
@@ -70,9 +75,8 @@ pub unsafe extern "C" fn flashcore_run(plan: *const PlanHandle, tensors: *const 
         let entry = registry::find(plan)?;
         // SAFETY: the caller promises as many tensors.
         let tensors = unsafe { Tensors::read(tensors, count) }?;
-        entry.plan.check_tensors(&tensors)?;
         // SAFETY: the caller promises that the memory can be used as the tensors say during this call.
-        unsafe { entry.plan.run(&tensors) }
+        unsafe { call::run(&entry.plan, &tensors) }
     })
 }
 
@@ -105,12 +109,11 @@ pub unsafe extern "C" fn flashcore_launch(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_on_cuda(entry.plan.0.device(), "flashcore_launch")?;
+        check_on_cuda(entry.plan.device(), "flashcore_launch")?;
         // SAFETY: the caller promises as many tensors.
         let tensors = unsafe { Tensors::read(tensors, count) }?;
-        entry.plan.check_tensors(&tensors)?;
         // SAFETY: what the caller promises of stream and memory is what the launch asks for.
-        unsafe { entry.plan.launch(stream, &tensors) }
+        unsafe { call::launch(&entry.plan, stream, &tensors) }
     })
 }
 
@@ -133,12 +136,11 @@ pub unsafe extern "C" fn flashcore_check(
 ) -> Status {
     guarded(|| {
         let entry = registry::find(plan)?;
-        check_on_cuda(entry.plan.0.device(), "flashcore_check")?;
+        check_on_cuda(entry.plan.device(), "flashcore_check")?;
         // SAFETY: the caller promises as many tensors.
         let tensors = unsafe { Tensors::read(tensors, count) }?;
-        entry.plan.check_tensors(&tensors)?;
         // SAFETY: what the caller promises of stream and memory is what the check asks for.
-        unsafe { entry.plan.check(stream, &tensors) }
+        unsafe { call::check(&entry.plan, stream, &tensors) }
     })
 }
 
@@ -148,7 +150,7 @@ pub unsafe extern "C" fn flashcore_check(
 pub extern "C" fn flashcore_plan_workspace_bytes(plan: *const PlanHandle) -> u64 {
     let mut bytes = 0;
     guarded(|| {
-        bytes = registry::find(plan)?.plan.0.workspace_bytes() as u64;
+        bytes = registry::find(plan)?.plan.workspace_bytes() as u64;
         Ok(())
     });
     bytes

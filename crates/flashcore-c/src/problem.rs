@@ -1,11 +1,11 @@
-//! What problems of all operations share, and the problem of attention.
+//! Parts of the problems of all operations, and the problem of attention.
 
 use std::ffi::{CStr, c_char};
 
 use api::expression::ExpressionError;
 use api::{
-    Alignment, DType, Layout, LseBase, Mask, MaskMod, PagedKv, Problem as ApiProblem, ScoreMod, Strides as ApiStrides,
-    TensorStrides,
+    Alignment, DType, Layout, LseBase, Mask, MaskMod, Operation, PagedKv, Problem as ApiProblem, ScoreMod,
+    Strides as ApiStrides, TensorStrides,
 };
 
 use crate::append::{AppendProblem, KvCacheProblem};
@@ -245,7 +245,7 @@ unsafe impl ProblemStruct for AttentionProblem {
 /// # Safety
 ///
 /// `problem` must be null, which is an error, or point to the base of a problem as large as it says, with texts that end.
-pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<api::Operation, Failure> {
+pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<Operation, Failure> {
     /// The whole problem.
     ///
     /// # Safety
@@ -265,11 +265,11 @@ pub(crate) unsafe fn read(problem: *const ProblemBase) -> Result<api::Operation,
     // SAFETY: the contract of this function.
     unsafe {
         Ok(match operation {
-            FLASHCORE_OPERATION_ATTENTION => api::Operation::Attention(whole::<AttentionProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_CONTINUE => api::Operation::Continue(whole::<AttentionProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_APPEND => api::Operation::Append(whole::<AppendProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_KVCACHE => api::Operation::KvCache(whole::<KvCacheProblem>(problem)?.to_api()?),
-            FLASHCORE_OPERATION_MERGE => api::Operation::Merge(whole::<MergeProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_ATTENTION => Operation::Attention(whole::<AttentionProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_CONTINUE => Operation::Continue(whole::<AttentionProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_APPEND => Operation::Append(whole::<AppendProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_KVCACHE => Operation::KvCache(whole::<KvCacheProblem>(problem)?.to_api()?),
+            FLASHCORE_OPERATION_MERGE => Operation::Merge(whole::<MergeProblem>(problem)?.to_api()?),
             other => return Err(unknown("base.operation", other, "FLASHCORE_OPERATION_*")),
         })
     }

@@ -6,14 +6,13 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::operations::AnyPlan;
 use crate::plan::PlanHandle;
 use crate::problem::check_pointer;
 use crate::status::{FLASHCORE_INVALID_PLAN, Failure, Status, guarded};
 
 /// A plan and its description.
 pub(crate) struct Entry {
-    pub(crate) plan: AnyPlan,
+    pub(crate) plan: api::Plan,
     pub(crate) description: CString,
 }
 

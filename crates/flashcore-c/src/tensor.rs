@@ -249,6 +249,11 @@ impl Tensors {
         self.entries.iter().filter(move |entry| entry.0 == operand).map(|(_, tensor)| tensor)
     }
 
+    /// The address of an operand; 0 without it.
+    pub(crate) fn address(&self, operand: Operand) -> u64 {
+        self.get(operand).map_or(0, Tensor::address)
+    }
+
     /// Checks element types against those of a plan, and that the plan has the operands.
     pub(crate) fn check_types(&self, expected: impl Fn(Operand) -> Option<i32>) -> Result<(), Failure> {
         for (operand, tensor) in &self.entries {

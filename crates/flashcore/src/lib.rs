@@ -253,7 +253,7 @@ pub use flashcore_problem::{
 #[cfg(feature = "cuda")]
 pub use gpu::{DeviceBias, DeviceScale, DeviceTensors, SelfCheckPolicy, StreamRef, TENSOR_ALIGNMENT, tuning};
 pub use half;
-pub use operation::Operation;
+pub use operation::{Operation, Use};
 #[cfg(feature = "cuda")]
 pub use plan::AppendPolicy;
 pub use plan::{Plan, PlanOptions, supports};

@@ -33,16 +33,16 @@ pub enum Operation {
 
 /// Memory of an operand of an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
+#[non_exhaustive]
+pub struct Use {
     /// True if kernels write it.
-    pub(crate) is_written: bool,
+    pub is_written: bool,
     /// The element type, of a tensor.
-    #[cfg_attr(not(feature = "cudarc"), expect(dead_code, reason = "typed buffers alone have one"))]
-    pub(crate) dtype: Option<DType>,
+    pub dtype: Option<DType>,
     /// Bytes of an element.
-    pub(crate) element_bytes: usize,
+    pub element_bytes: usize,
     /// Elements from the first to the last, of one tensor of a list; so many that nothing holds them if they overflow.
-    pub(crate) elements: usize,
+    pub elements: usize,
 }
 
 impl Use {
@@ -57,7 +57,7 @@ impl Use {
     }
 
     /// Bytes from the first element to the last.
-    pub(crate) fn bytes(self) -> u64 {
+    pub fn bytes(self) -> u64 {
         (self.elements as u64).saturating_mul(self.element_bytes as u64)
     }
 }
@@ -128,7 +128,7 @@ impl Operation {
 
     /// The memory of each operand, in the order of the table, for strides of the call and tokens of a launch. Of an
     /// operation that validates.
-    pub(crate) fn uses(&self, strides: CallStrides, tokens: Option<usize>) -> [Option<Use>; Operand::COUNT] {
+    pub fn uses(&self, strides: CallStrides, tokens: Option<usize>) -> [Option<Use>; Operand::COUNT] {
         let with_tokens = match self {
             Self::Append(problem) => Self::Append(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
             Self::Merge(problem) => Self::Merge(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
