@@ -127,7 +127,10 @@ impl LaunchPlan {
         };
         launch.extend_with_words(words.list());
         launch.extend(arguments(problem));
-        let mut plan = Self::of_operation(vec![launch], spec.alignments().into(), target)?;
+        let [key_cache, value_cache] = spec.cache_alignments();
+        let caches = [(Operand::KeyCache, key_cache), (Operand::ValueCache, value_cache)];
+        let alignments = spec.alignments().into_iter().chain(caches).collect();
+        let mut plan = Self::of_operation(vec![launch], alignments, target)?;
         plan.workspace_bytes = query + query_bytes;
         plan.between = Some(between);
         if let Some(attention) = attention {
@@ -137,6 +140,7 @@ impl LaunchPlan {
             }
             plan.config = attention.config;
             plan.launches.extend(attention.launches);
+            plan.alignments.extend(attention.alignments);
         }
         Ok(plan)
     }
