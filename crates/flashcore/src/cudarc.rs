@@ -190,7 +190,7 @@ macro_rules! define_typed_tensors {
     ($($(#[$doc:meta])* $name:ident: $Name:ident, $with:ident,
         $(reads $in:ident)? $(writes $out:ident)? $(, or writes $computed:ident)?;)*) => {
         /// Buffers of the operands of a problem, borrowed for a [`launch`]. The elements lie where the problem's
-        /// [strides](Problem::strides) say, from the first one of each buffer.
+        /// [strides](flashcore_problem::Problem::strides) say, from the first one of each buffer.
         pub struct TypedTensors<'a, T> {
             $($name: $(Option<Input<'a, element!($in T)>>)? $(Option<Output<'a, element!($out T)>>)?,)*
             strides: CallStrides,

@@ -4,8 +4,7 @@ use std::fmt;
 
 use flashcore_problem::{
     Access, AppendProblem, CallStrides, DType, InputViews, Invalid, KvCacheProblem, MergeProblem, Operand, OutputViews,
-    Problem, ProblemError, Rotary, ScaleSource, Shape, StateMerge, Strides, TensorError, kv_cache_inputs,
-    kv_cache_outputs,
+    Problem, ProblemError, Rotary, ScaleSource, Shape, StateMerge, Strides, kv_cache_inputs, kv_cache_outputs,
 };
 
 /// Operation that a [`Plan`](crate::Plan) computes.
@@ -96,6 +95,30 @@ impl Operation {
         }
     }
 
+    /// The memory of each operand, in the order of the table, for strides of the call and tokens of a launch. Of an
+    /// operation that validates.
+    pub fn uses(&self, strides: CallStrides, tokens: Option<usize>) -> [Option<Use>; Operand::COUNT] {
+        let with_tokens = match self {
+            Self::Append(problem) => Self::Append(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
+            Self::Merge(problem) => Self::Merge(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
+            _ => return std::array::from_fn(|index| self.use_of(Operand::ALL[index], strides)),
+        };
+        std::array::from_fn(|index| with_tokens.use_of(Operand::ALL[index], strides))
+    }
+
+    fn use_of(&self, operand: Operand, strides: CallStrides) -> Option<Use> {
+        match self {
+            Self::Attention(problem) | Self::Continue(problem) => of_attention(problem, operand, strides),
+            Self::Append(problem) => of_append(problem, operand, strides),
+            Self::KvCache(problem) => of_kv_cache(problem, operand, strides),
+            Self::Merge(problem) => of_merge(problem, operand),
+        }
+    }
+}
+
+/// What launches ask.
+#[cfg(feature = "cuda")]
+impl Operation {
     /// Tokens of an operation whose launches may have fewer.
     pub(crate) const fn tokens(&self) -> Option<usize> {
         match self {
@@ -116,7 +139,7 @@ impl Operation {
     }
 
     /// The first stride of scales that an append cannot write by.
-    pub(crate) fn scale_stride_error(&self, strides: CallStrides) -> Option<TensorError> {
+    pub(crate) fn scale_stride_error(&self, strides: CallStrides) -> Option<flashcore_problem::TensorError> {
         let append = match self {
             Self::Append(problem) => *problem,
             Self::KvCache(problem) if problem.compute_scales => problem.append(0),
@@ -124,26 +147,6 @@ impl Operation {
         };
         let of = |operand: Operand| append.scale_stride_error(operand, strides.scales[operand.scale_index()?]);
         of(Operand::KScale).or_else(|| of(Operand::VScale))
-    }
-
-    /// The memory of each operand, in the order of the table, for strides of the call and tokens of a launch. Of an
-    /// operation that validates.
-    pub fn uses(&self, strides: CallStrides, tokens: Option<usize>) -> [Option<Use>; Operand::COUNT] {
-        let with_tokens = match self {
-            Self::Append(problem) => Self::Append(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
-            Self::Merge(problem) => Self::Merge(problem.with_tokens(tokens.unwrap_or(problem.tokens))),
-            _ => return std::array::from_fn(|index| self.use_of(Operand::ALL[index], strides)),
-        };
-        std::array::from_fn(|index| with_tokens.use_of(Operand::ALL[index], strides))
-    }
-
-    fn use_of(&self, operand: Operand, strides: CallStrides) -> Option<Use> {
-        match self {
-            Self::Attention(problem) | Self::Continue(problem) => of_attention(problem, operand, strides),
-            Self::Append(problem) => of_append(problem, operand, strides),
-            Self::KvCache(problem) => of_kv_cache(problem, operand, strides),
-            Self::Merge(problem) => of_merge(problem, operand),
-        }
     }
 }
 

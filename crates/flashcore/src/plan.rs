@@ -295,13 +295,14 @@ impl Plan {
     /// On a GPU this allocates device memory, copies the tensors there, launches and copies the outputs back: convenient,
     /// not fast. [`launch`](Self::launch) is for tensors that are on the GPU already.
     pub fn run<'a>(&self, inputs: impl Into<InputViews<'a>>, outputs: impl Into<OutputViews<'a>>) -> Result<(), Error> {
+        #[cfg_attr(not(any(feature = "cpu", feature = "cuda")), expect(unused_variables, reason = "no plan exists"))]
         #[cfg_attr(not(feature = "cuda"), expect(unused_mut, reason = "the CPU takes them whole"))]
         let (inputs, mut outputs) = (inputs.into(), outputs.into());
-        match &self.backend {
+        match self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu => host::run(&self.operation, &inputs, outputs),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(executor) => {
+            Backend::Cuda(ref executor) => {
                 self.operation.validate(&inputs, &mut outputs)?;
                 CUDA.check()?;
                 executor.run(&self.operation, &inputs, &mut outputs)

@@ -108,7 +108,7 @@ macro_rules! define_device_tensors {
         /// Device addresses of the operands of a problem: `CUdeviceptr` of the driver, `device_ptr()` of `cudarc`,
         /// `data_ptr()` of `PyTorch`.
         ///
-        /// Each address is that of the first element; the others lie where the problem's [strides](Problem::strides) say.
+        /// Each address is that of the first element; the others lie where the problem's [strides](flashcore_problem::Problem::strides) say.
         /// The address of an operand that the problem does not have is 0.
         ///
         /// ```
