@@ -22,7 +22,7 @@
 //!
 //! The `TileScheduler` says which tiles a CTA works on: one, or, with as many persistent CTAs as SMs, one after the other.
 //! V of 8-bit floats is transposed on the way (`transposer`), since `wgmma` has no transposed form of those; what
-//! else is different is in a [`PvStrategy`].
+//! else is different is in a `PvStrategy`.
 //!
 //! With programmatic dependent launch (PDL), the kernel starts while the one before it on the stream ends, waits for it as
 //! late as possible, and then lets the next one start.

@@ -23,7 +23,7 @@ pub trait FragmentA {
     const DEPTH: u32;
 
     /// Loads the fragment of a depth step of the first 16 rows of an operand, given its
-    /// [`by_column`](SharedOperand::by_column).
+    /// `SharedOperand::by_column`.
     fn load(k: &mut Builder, a: SharedOperand, by_column: &[Reg<U32>], step: u32) -> [Reg<Self::Register>; 4];
 
     /// Rounds the results of the columns of a depth step, by 8; what is missing at the end is zero.
