@@ -116,7 +116,7 @@ impl Operation {
     }
 }
 
-/// What launches ask.
+/// Questions of a launch.
 #[cfg(feature = "cuda")]
 impl Operation {
     /// Tokens of an operation whose launches may have fewer.
